@@ -84,6 +84,9 @@ HOME_GONE_AFTER = LOST_AFTER
 """Heartbeats since the processes of all holders of stage 0 were found ended, which are enough in the place of `HOME_LOST_AFTER`, for then nobody is cut off with it: half a
 minute, in which a process that was only started again is back. Not since their last word: a machine that starts again says that nobody listens before its node does."""
 
+SOONEST_LOST = min(LOST_AFTER, GONE_AFTER, HOME_LOST_AFTER, HOME_GONE_AFTER)
+"""Heartbeats since a holder of a stage's state was heard, within which the stage is not lost, whatever else is known."""
+
 STARTING_S = 600.0
 """In the place of `LOST_AFTER` for a stage of which a peer has heard nobody since it was started itself, unless a data node or half of all others say that it is lost, and of
 `NO_QUORUM_AFTER` for a holder that has had no quorum since then, unless half of the data nodes have been running for longer than that: perhaps the whole

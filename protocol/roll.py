@@ -26,6 +26,7 @@ from farflung.protocol.lives import (
     HOME_LOST_AFTER,
     LOST_AFTER,
     QUIET_AFTER,
+    SOONEST_LOST,
     STARTING_S,
     Life,
 )
@@ -35,9 +36,6 @@ from farflung.protocol.ways import Ways, check_ways
 
 SILENT_AFTER = 5
 """Heartbeats without a word, after which a peer is no longer counted on."""
-
-SOONEST = min(GONE_AFTER, HOME_GONE_AFTER, LOST_AFTER, HOME_LOST_AFTER)
-"""Heartbeats since a holder of a stage's state was heard, within which the stage is not lost, whatever else is known."""
 
 FORGET_S = 600.0
 """After so long a silent peer is not talked to any more."""
@@ -171,16 +169,8 @@ class Roll:
         self.losses.look(words, now)
         quiet = [peer for peer in self._homes() if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
         self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
-        numbers = [self.number(stage) for stage in range(self.stages)]
-        others = sorted(
-            (one.present.stage, peer)
-            for peer, one in self.entries.items()
-            if one.present is not None
-            and 0 < one.present.stage < self.stages
-            and one.present.life == numbers[one.present.stage]
-            and self._is_alive(one, now)
-        )
-        self.hearsay.listen(self._said(self.training(0, now)), self._said(peer for _, peer in others))
+        others = [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
+        self.hearsay.listen(self._said(self.training(0, now)), self._said(others))
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             self.forget(peer)
 
@@ -343,11 +333,11 @@ class Roll:
         far as we can tell. `held`: whose state we have ourselves, and say nothing of here; -1: none."""
         if self._listens_since is None:
             return ()
-        heard_s, usual_s = SOONEST * self.heartbeat_s, LOST_AFTER * self.heartbeat_s
+        soonest_s, usual_s = SOONEST_LOST * self.heartbeat_s, LOST_AFTER * self.heartbeat_s
         silent = [
             stage
             for stage in range(0 if self.decides_together else 1, self.stages)
-            if stage not in self._shown or now > self._shown[stage] + heard_s
+            if stage not in self._shown or now > self._shown[stage] + soonest_s
         ]
         if not silent:
             return ()

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Console
@@ -57,8 +57,8 @@ BUSY = 1.0 / 3.0
 NOT_IN_ROUNDS = frozenset({"", "train", "evaluate", "evaluate_few", "prepare", "_open_data", "learner"})
 """Calls of a node's start, and those whose times a scenario gives."""
 
-PAIR = """
-about = "Two peers behind fast links, to be measured."
+FAST_PEERS = """
+about = "Peers behind fast links, to be measured."
 mode = "real"
 duration_s = {seconds}
 [manifest.model]
@@ -124,7 +124,7 @@ def calibrate(console: Console) -> tuple[Costs, dict[str, Any]]:
             shown.update(bar, description=f"two nodes with the model {preset}")
             runs.append(measure_nodes(preset))
         shown.update(bar, description="eight nodes with a tiny model")
-        told |= loops_told(pair("tiny", tokens_per_s=float(STEP_TOKENS), count=8, seconds=EIGHT_SECONDS), told)
+        told |= loops_told(eight_peers(), told)
     costs = costs_of(runs, told)
     return costs, told | {"step_s": {run.preset: run.step_s for run in runs}, "step_tokens": STEP_TOKENS}
 
@@ -132,12 +132,19 @@ def calibrate(console: Console) -> tuple[Costs, dict[str, Any]]:
 # ---- two nodes -----------------------------------------------------------------------------------------------------
 
 
-def pair(preset: str, *, tokens_per_s: float, count: int = 2, seconds: float = SECONDS) -> Scenario:
-    """The scenario that is measured. More than two do not stand while one of them evaluates: else most rounds would be of others."""
-    text = PAIR.format(
+def fast_peers(
+    preset: str,
+    *,
+    tokens_per_s: float,
+    count: int = 2,
+    seconds: float = SECONDS,
+    delay_steps: Literal["auto"] | int = 0,
+) -> Scenario:
+    """The scenario that is measured."""
+    text = FAST_PEERS.format(
         preset=preset,
         tokens=STEP_TOKENS,
-        delay_steps='"auto"' if count > 2 else 0,
+        delay_steps=json.dumps(delay_steps),
         tokens_per_s=tokens_per_s,
         count=count,
         seconds=seconds,
@@ -145,11 +152,16 @@ def pair(preset: str, *, tokens_per_s: float, count: int = 2, seconds: float = S
     return parse_scenario(text, name="calibrate")
 
 
+def eight_peers() -> Scenario:
+    """A step takes a second. Nobody stands while one of them evaluates: else most rounds would be without somebody."""
+    return fast_peers("tiny", tokens_per_s=float(STEP_TOKENS), count=8, seconds=EIGHT_SECONDS, delay_steps="auto")
+
+
 def measure_nodes(preset: str) -> Run:
     """Let two processes train, and collect what they noted. Raises BenchError when they made no rounds together."""
-    recipe = _recipe(pair(preset, tokens_per_s=1.0))
+    recipe = _recipe(fast_peers(preset, tokens_per_s=1.0))
     step_s = step_seconds(recipe)
-    scenario = pair(preset, tokens_per_s=BUSY * recipe.manifest.batch_tokens / step_s)
+    scenario = fast_peers(preset, tokens_per_s=BUSY * recipe.manifest.batch_tokens / step_s)
     schedule = make_schedule(scenario, scenario.seed, Path())
     with orderly_end(), tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
         swarm = found_locally(scenario, scenario.seed, schedule, Path(folder), meter=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from farflung.protocol.errors import ConfigError
 from farflung.sims import calibrate_ways
-from farflung.sims.bench_calibrate import Run, costs_of, pair, read_calls
+from farflung.sims.bench_calibrate import Run, costs_of, fast_peers, read_calls
 from farflung.sims.bench_workers import BenchError
 from farflung.sims.calibrate_loops import Rounds, _Clock, count_ways
 from farflung.sims.churn import make_schedule
@@ -53,7 +53,9 @@ def test_ways_between_real_engines_are_measured(monkeypatch: pytest.MonkeyPatch)
 
 def test_messages_pieces_and_calls_of_a_round_are_counted() -> None:
     """Of three nodes: each sends the others its contribution and its mean, in a header and a payload at least, and asks its doors for more than ten things."""
-    counts, message_bytes = count_ways(pair("tiny", tokens_per_s=256.0, count=3, seconds=40.0))
+    counts, message_bytes = count_ways(
+        fast_peers("tiny", tokens_per_s=256.0, count=3, seconds=40.0, delay_steps="auto")
+    )
     assert message_bytes > 150
     assert counts["write"] >= 2 * 2 * 2 * 2 and counts["door"] >= 3 * 10, "in some rounds one was late"
     assert counts["message"] >= 3 * 2 * (1 + 3), "a greeting, and three words at least of a round, whoever proposes"
@@ -145,7 +147,7 @@ def test_what_metered_nodes_wrote_is_read_without_their_start(tmp_path: Path) ->
 
 
 def test_a_slow_start_and_slow_messages_are_late_in_a_simulation() -> None:
-    scenario = msgspec.structs.replace(pair("tiny", tokens_per_s=256.0, seconds=40.0), mode="cost")
+    scenario = msgspec.structs.replace(fast_peers("tiny", tokens_per_s=256.0, seconds=40.0), mode="cost")
     seen = []
     for costs in (Costs(), Costs(start_s=10.0), Costs(message_s=1.0)):
         priced = msgspec.structs.replace(scenario, costs=costs)
