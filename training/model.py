@@ -164,12 +164,16 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """Embedding, layers and final norm; a module of its own because of the names (`model.layers.0...`)."""
 
+    rotary: Rotary
+    """Set by whoever runs the layers: it has no parameters, and to ask for shapes none of its tables is needed."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        # given weights, for an `nn.Embedding` draws its own, which on `meta` loads torch's compiler: a second and a half
+        weight = torch.empty(config.vocab_size, config.dim)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim, _weight=weight)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.rotary = Rotary(config)
         self.checkpoint_layers = False
         """Keep only each layer's input for the backward pass and compute the rest again there: the same gradients to the bit,
         a third more arithmetic, and the activations of one layer in memory instead of all (Chen et al. 2016, 1604.06174)."""
@@ -211,10 +215,10 @@ class Decoder(nn.Module):
             self.lm_head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
         for parent, prefix in ((self.model.layers, "model.layers."), (self.model, "model."), (self, "")):
             for name, child in list(parent.named_children()):
-                if child not in (self.model, self.model.layers, self.model.rotary) and not held(f"{prefix}{name}."):
+                if child not in (self.model, self.model.layers) and not held(f"{prefix}{name}."):
                     setattr(parent, name, nn.Identity())
         self.to_empty(device="cpu")
-        self.model.rotary = Rotary(config)  # buffers are not parameters: made anew, after to_empty
+        self.model.rotary = Rotary(config)
         if seed is not None:
             initialise_(self, seed)
 

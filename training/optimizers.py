@@ -137,7 +137,8 @@ def parse_optimizer(text: str) -> OptimizerSpec:
     elif "lr" in arguments:
         raise ValueError(f"optimizer {name}: its learning rate is not given here but by inner.lr, `create --lr`")
     spec = OptimizerSpec(name=name, arguments=arguments)
-    _dry_step(spec)
+    if arguments or name not in _OWN:  # ours without arguments can only be right, and need not load torch's optimisers
+        _dry_step(spec)
     return spec
 
 

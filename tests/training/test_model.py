@@ -1,6 +1,8 @@
 """The model: shapes, names, seeds, and causality."""
 
 import hashlib
+import subprocess
+import sys
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -23,6 +25,17 @@ from farflung.training.presets import PRESETS, num_parameters, preset
 def test_logits_have_the_shape(config: ModelConfig) -> None:
     logits = Decoder(config, seed=1)(torch.zeros(3, 5, dtype=torch.int64))
     assert logits.shape == (3, 5, config.vocab_size)
+
+
+def test_shapes_and_names_of_optimizers_do_not_load_the_compiler() -> None:
+    """A second and a half, in `create` and `doctor`, which train nothing."""
+    program = (
+        "import sys; from farflung.training.presets import PRESETS; from farflung.training.model import parameter_shapes;"
+        "from farflung.training.optimizers import parse_optimizer;"
+        "[parameter_shapes(c) for c in PRESETS.values()]; [parse_optimizer(n) for n in ('adamw', 'muon')];"
+        "assert 'torch._dynamo' not in sys.modules, 'loaded'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_no_token_sees_the_future(config: ModelConfig) -> None:
