@@ -78,6 +78,14 @@ def create(
     name: Annotated[str, typer.Argument(help="Name of the new swarm: a-z, 0-9, '.', '_', '-'.")],
     config: Annotated[Path | None, typer.Option(help="TOML file with the manifest's keys; flags win.")] = None,
     preset: Annotated[str | None, typer.Option(help="Named size of the model.")] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Train on from the model in this Hugging Face folder, as `export` writes, instead of drawn weights.",
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(help="Named settings of optimisers, rounds and codecs: `default`, or `thrifty` with fewer bytes."),
@@ -169,6 +177,7 @@ def create(
         name=name,
         config=config,
         preset=preset,
+        start=start,
         method=method,
         data=data,
         tokenizer=tokenizer,

@@ -8,10 +8,12 @@ lost its folder joins its own swarm as anybody does, and cannot begin a second h
 import dataclasses
 import secrets
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from farflung.compression.policy import parse_policy
 from farflung.node.discovery import find_claims, publish_founding
@@ -27,7 +29,7 @@ from farflung.node.recipe import Recipe, file_hash, read_recipe
 from farflung.node.runner import run_loop
 from farflung.node.signer import IdentitySigner
 from farflung.node.stage_recipe import stage_recipe
-from farflung.node.storage import FileStorage
+from farflung.node.storage import FileStorage, Place
 from farflung.node.swarmfiles import save_local, save_manifest, save_port, save_secret, save_tokenizer
 from farflung.protocol.admission import invite_key
 from farflung.protocol.chain import founded
@@ -42,8 +44,11 @@ from farflung.protocol.manifest_toml import Sections, manifest_from_sections, pa
 from farflung.protocol.naming import check_free, check_name, full_name
 from farflung.protocol.versions import negotiate
 from farflung.training.data import Dataset
-from farflung.training.errors import DataError
+from farflung.training.errors import DataError, UnusableModel
+from farflung.training.given import GivenModel, open_given
+from farflung.training.inner import InnerConfig
 from farflung.training.methods import METHOD_NAMES, training_method
+from farflung.training.model_state import save_fresh
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.pipeline_slice import even_sizes
 from farflung.training.presets import PRESETS, preset
@@ -86,6 +91,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
     identity = Identity.load_or_create(paths.identity)
     signer = IdentitySigner(identity)
     sections = _sections(options)
+    given = None if options.start is None else _fill_given(sections, options.start)
     tokenizer, tokenizer_file = _tokenizer(sections)
     _fill_model(sections, tokenizer)
     dataset = _fill_data(sections, tokenizer)
@@ -108,10 +114,13 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
             f"the data has {dataset.num_samples:,} samples of {manifest.model.seq_len} tokens, fewer than one step takes "
             f"({manifest.samples_per_step:,}): give more data, or a smaller --batch-tokens"
         )
+    params = None if given is None else _params(given, recipe)
     port = _port(options)
     signed = sign_manifest(signer, manifest)
     with paths.new_swarm(recipe.swarm.hex(), manifest.name) as swarm:
         _keep_genesis(swarm, recipe, signer, signed)
+        if params is not None:
+            _keep_params(swarm, recipe, params)
         if seed:
             save_secret(swarm, seed)
         if tokenizer_file is not None:
@@ -143,7 +152,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
         published=bool(options.peers),
         founder=identity.public_key.hex(),
         manifest=paths.swarm(recipe.swarm.hex()).manifest,
-        about=f"{recipe.about}, data {manifest.data.spec}",
+        about=f"{recipe.about}, data {manifest.data.spec}" + (f", from {given.folder}" if given else ""),
         layers=manifest.pipeline.layers,
     )
 
@@ -260,6 +269,32 @@ def _fill_method(sections: Sections, name: str) -> None:
     for section, values in method.sections(wanted, fragments, in_stages=in_stages).items():
         for key, value in values.items():
             sections.setdefault(section, {}).setdefault(key, value)
+
+
+def _fill_given(sections: Sections, folder: Path) -> GivenModel:
+    """The model's shape and tokenizer are the folder's."""
+    model, stages = sections["model"], sections.get("pipeline", {}).get("stages", 1)
+    if said := sorted(set(model) - {"seq_len", "init_seed"}):
+        raise ConfigError(f"--from: the folder says what model.{said[0]} is; leave out {' and '.join(said)}")
+    if stages != 1:
+        raise ConfigError("--from: stages begin with drawn weights, each on a machine of its own; leave out --stages")
+    try:
+        given = open_given(folder.expanduser().absolute(), seq_len=model.get("seq_len"))
+    except UnusableModel as error:
+        raise ConfigError(f"--from: {error}") from error
+    model |= dataclasses.asdict(given.config) | {"preset": f"from {given.folder.name}"[:64]}
+    if not sections["data"].setdefault("tokenizer", given.tokenizer):
+        raise ConfigError(
+            f"--from: {given.folder} has no tokenizer.json; give the one it was trained with by --tokenizer"
+        )
+    return given
+
+
+def _params(given: GivenModel, recipe: Recipe) -> Tensor:
+    try:
+        return given.parameters(recipe.tensors)
+    except UnusableModel as error:
+        raise ConfigError(f"--from: {error}") from error
 
 
 def _tokenizer(sections: Sections) -> tuple[Tokenizer, Path | None]:
@@ -422,6 +457,23 @@ def keep_founded(paths: Paths, recipe: Recipe, signer: IdentitySigner) -> None:
     """Make the founder's folder of a swarm of which all else is known."""
     with paths.new_swarm(recipe.swarm.hex(), recipe.manifest.name) as swarm:
         _keep_genesis(swarm, recipe, signer, sign_manifest(signer, recipe.manifest))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A learner of given parameters, of which nothing but its first checkpoint is wanted."""
+
+    params: Tensor
+    inner: InnerConfig
+
+    def save(self, folder: Path) -> None:
+        save_fresh(folder, self.params, self.inner)
+
+
+def _keep_params(swarm: SwarmPaths, recipe: Recipe, params: Tensor) -> None:
+    """The state of height 0, as the founder's node would have saved it: it goes on from there, and all others download it as they would any."""
+    place = Place(height=0, version=0, trained=(), steps=0, in_flight=b"")
+    FileStorage(swarm.checkpoint).save_learner(_Given(params, recipe.inner), {}, place, ())
 
 
 def _keep_genesis(swarm: SwarmPaths, recipe: Recipe, signer: IdentitySigner, signed: SignedManifest) -> None:

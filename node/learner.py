@@ -28,7 +28,14 @@ FEW_SAMPLES = 8
 """Of them, where there is little time: always the same, as evenly spread as all."""
 
 
-class Learner(Protocol):
+class Saves(Protocol):
+    """Whose state a checkpoint takes."""
+
+    def save(self, folder: Path) -> None:
+        """Write everything, atomically. Raises OSError."""
+
+
+class Learner(Saves, Protocol):
     """One peer's mathematics as rounds see it: local progress, and the outer state that all peers share."""
 
     @property
@@ -57,9 +64,6 @@ class Learner(Protocol):
 
     def discard_progress(self) -> None:
         """Local parameters become the outer ones."""
-
-    def save(self, folder: Path) -> None:
-        """Write everything, atomically."""
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote. Raises DamagedCheckpoint."""

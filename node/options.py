@@ -28,6 +28,8 @@ class CreateOptions:
     """TOML file with the manifest's keys."""
     preset: str | None = None
     """Named size of the model."""
+    start: Path | None = None
+    """Folder with the model to train on from; None: weights are drawn."""
     method: str | None = None
     """Named settings of optimisers, rounds and codecs."""
     data: str | None = None

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from farflung.compression.codec import Payload
 from farflung.node.durable import UNFINISHED, Journal, Slots, sync_folder, write_atomically, writing
-from farflung.node.learner import Learner
+from farflung.node.learner import Learner, Saves
 from farflung.node.mean_files import MeanFiles
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
@@ -241,7 +241,7 @@ class FileStorage:
         return self._means.plans()
 
     def save_learner(
-        self, learner: Learner, residuals: Mapping[str, Tensor], place: Place, drop: Collection[bytes]
+        self, learner: Saves, residuals: Mapping[str, Tensor], place: Place, drop: Collection[bytes]
     ) -> None:
         # Two folders in turn, and one small file that says which counts: the switch is one atomic rename.
         slot = "a" if self._current() != "a" else "b"

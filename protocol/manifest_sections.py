@@ -50,7 +50,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     qk_norm: bool = False
     """Queries and keys are normalised, head by head, as in Qwen3."""
     init_seed: int = 0
-    """Seed of the initial parameters, which every peer makes for itself."""
+    """Seed of the initial parameters, which the founder draws, or in a pipeline whoever begins a stage; `create --from` gives it others."""
 
     def __post_init__(self) -> None:
         check_text("model.preset", self.preset, 64)

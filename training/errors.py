@@ -8,6 +8,7 @@ TrainingError
 changed
 ├── UnknownOptimizer     no inner optimiser has this name; the message lists those that exist
 ├── DataError            a data source or tokenizer cannot be used; the message names the remedy
+├── UnusableModel        a folder holds no model that can be trained on; the message says why not
 ├── NotEnoughMemory      not even a microbatch of one sequence fits, or a stage has no room for one, or a step was made in part (out_of_memory.py)
 ├── BadPlan              a pipeline plan breaks a rule (pipeline_plan.py)
 ├── Unrecoverable        what a rule would make a lost stage of is lost too, or does not fit
@@ -50,6 +51,10 @@ class UnknownOptimizer(TrainingError, ValueError):
 
 class DataError(TrainingError):
     """A data source or a tokenizer cannot be used; the message names the remedy."""
+
+
+class UnusableModel(TrainingError):
+    """A folder holds no model that can be trained on; the message says why not."""
 
 
 class NotEnoughMemory(TrainingError):

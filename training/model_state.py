@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from farflung.training.checkpoint import Fact, read_state, write_state
 from farflung.training.coupled import Coupled
@@ -21,6 +22,16 @@ from farflung.training.optimizers import parse_optimizer
 from farflung.training.out_of_memory import no_room
 from farflung.training.rules import OuterRule
 from farflung.training.runtime import Runtime
+
+
+def save_fresh(folder: Path, params: Tensor, inner: InnerConfig) -> None:
+    """What `ModelState.save` writes of a model with these parameters, fp32 [n], before its first step; without room for one in memory. Raises OSError."""
+    tensors = {"outer.params": params, "outer.momentum": torch.zeros_like(params), "local": params.clone()}
+    write_state(folder, tensors, _facts(0, inner))
+
+
+def _facts(inner_steps: int, inner: InnerConfig) -> dict[str, Fact]:
+    return {"inner_steps": inner_steps, "inner_optimizer": parse_optimizer(inner.optimizer).name}
 
 
 class ModelState(Coupled):
@@ -69,11 +80,7 @@ class ModelState(Coupled):
         if self.sent is not None:
             tensors["sent"] = self.sent
         tensors |= self.optimizer.tensors()
-        facts: dict[str, Fact] = {
-            "inner_steps": self.optimizer.steps,
-            "inner_optimizer": parse_optimizer(self.inner_config.optimizer).name,
-        }
-        write_state(folder, tensors, {**(more or {}), **facts})
+        write_state(folder, tensors, {**(more or {}), **_facts(self.optimizer.steps, self.inner_config)})
 
     def load(self, folder: Path) -> Mapping[str, Fact]:
         """Bring back what `save` wrote for a model of this shape; training then goes on with the same bits. Returns all facts.

@@ -1,0 +1,198 @@
+"""A model that is there already, to train on from: a folder as Hugging Face keeps it, with a LlamaForCausalLM or a Qwen3ForCausalLM in safetensors,
+downloaded, or written by `export`.
+
+The parameters have the names and the layout of ours (`model`), so they are taken as they are. What our layers do not compute (biases, scaled
+rotary frequencies, sliding windows, quantised weights) is refused by name: a model that is nearly the same would train, from a worse loss.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import safetensors
+import torch
+from torch import Tensor
+
+from farflung.training.errors import UnusableModel
+from farflung.training.flat import slots_of
+from farflung.training.model import ModelConfig
+from farflung.training.tokenizer import ByteTokenizer
+
+LONGEST = 2048
+"""Tokens of a sample where nobody says how many: models are published with a context that no small card can train."""
+
+INDEX = "model.safetensors.index.json"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class _HfConfig(msgspec.Struct):
+    """What counts of config.json, with the defaults of LlamaConfig and, in `_DEFAULTS`, Qwen3Config."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    use_sliding_window: bool = False
+    quantization_config: dict[str, Any] | None = None
+
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"head_dim": 128, "num_key_value_heads": 32, "max_position_embeddings": 32768},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenModel:
+    """See the module."""
+
+    folder: Path
+    config: ModelConfig
+    tokenizer: str = field(init=False)
+    """For `open_tokenizer`: `bytes`, or the path of the folder's file; empty where it has none."""
+
+    def __post_init__(self) -> None:
+        file = self.folder / "tokenizer.json"
+        spec = str(file) if file.is_file() else ""
+        if spec and file.read_bytes() == ByteTokenizer().to_json().encode():
+            spec = "bytes"  # exported by us; so nobody needs the file
+        object.__setattr__(self, "tokenizer", spec)
+
+    def parameters(
+        self,
+        shapes: Iterable[tuple[str, torch.Size]],  # of all parameters, in the order wanted
+    ) -> Tensor:  # fp32 [n] on the CPU
+        """The flat vector. Blocks while it reads the files. Raises UnusableModel for weights that are missing, of another shape, not finite, or of no
+        floating dtype that models are published in."""
+        slots = slots_of(shapes)
+        views: dict[str, Tensor] = {}
+        flat = torch.empty(slots[-1].stop)
+        for slot in slots:
+            views[slot.name] = flat[slot.start : slot.stop].view(slot.shape)
+        missing = set(views)
+        for name, tensor in self._tensors():
+            if name == "lm_head.weight" and self.config.tie_embeddings:
+                continue  # some files have the one matrix twice
+            if name not in views:
+                raise UnusableModel(f"{self.folder} has {name}, which this kind of model has no place for")
+            if tensor.shape != views[name].shape or tensor.dtype not in _DTYPES:
+                shape = list(views[name].shape)
+                raise UnusableModel(
+                    f"{self.folder}: {name} is {tensor.dtype} {list(tensor.shape)}, where config.json says {shape}, in fp32, bf16 or fp16"
+                )
+            if not bool(torch.isfinite(tensor).all()):
+                raise UnusableModel(f"{self.folder}: {name} has values that are not finite")
+            views[name].copy_(tensor)
+            missing.discard(name)
+        if missing:
+            some = ", ".join(sorted(missing)[:3])
+            raise UnusableModel(
+                f"{self.folder} lacks {len(missing)} of {len(views)} parameters: {some}; get all of its files"
+            )
+        return flat
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for path in self._files():
+            try:
+                with safetensors.safe_open(path, framework="pt") as file:
+                    for name in file.keys():
+                        yield name, file.get_tensor(name)
+            except (OSError, safetensors.SafetensorError) as error:
+                raise UnusableModel(f"cannot read {path}: {error}") from error
+
+    def _files(self) -> Collection[Path]:
+        index = self.folder / INDEX
+        if not index.exists():
+            return [self.folder / "model.safetensors"]
+        match _read_json(index):
+            case {"weight_map": dict(places)} if all(isinstance(place, str) for place in places.values()):
+                return [
+                    self.folder / Path(name).name for name in sorted(set(places.values()))
+                ]  # never outside of the folder
+        raise UnusableModel(f"{index} does not say in which files the weights are")
+
+
+def open_given(
+    folder: Path,
+    *,
+    seq_len: int | None = None,  # tokens of a sample; None: as many as the model is made for, LONGEST at most
+) -> GivenModel:
+    """What `folder` holds; its weights are not read yet. Raises UnusableModel."""
+    if not folder.is_dir():
+        raise UnusableModel(
+            f"{folder} is no folder; give one with config.json and model.safetensors, as `farflung export` writes"
+        )
+    raw = _read_json(folder / "config.json")
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in _DEFAULTS:
+        raise UnusableModel(
+            f"{folder} holds a model of type {kind!r}; those that can be trained on are {', '.join(_DEFAULTS)}"
+        )
+    try:
+        found = msgspec.convert(_DEFAULTS[kind] | raw, _HfConfig)
+    except msgspec.ValidationError as error:
+        raise UnusableModel(f"{folder / 'config.json'}: {error}") from error
+    if odd := list(_oddities(found)):
+        raise UnusableModel(f"{folder} has {', '.join(odd)}, which farflung's layers do not compute")
+    rope = found.rope_parameters or {}
+    try:
+        config = ModelConfig(
+            vocab_size=found.vocab_size,
+            dim=found.hidden_size,
+            num_layers=found.num_hidden_layers,
+            num_heads=found.num_attention_heads,
+            num_kv_heads=found.num_key_value_heads or found.num_attention_heads,
+            ffn_dim=found.intermediate_size,
+            seq_len=min(found.max_position_embeddings, LONGEST) if seq_len is None else seq_len,
+            rope_theta=float(rope.get("rope_theta") or found.rope_theta or 10_000.0),
+            norm_eps=found.rms_norm_eps,
+            tie_embeddings=found.tie_word_embeddings,
+            qk_norm=found.model_type == "qwen3",
+        )
+    except (TypeError, ValueError) as error:
+        raise UnusableModel(f"{folder / 'config.json'}: {error}") from error
+    return GivenModel(folder=folder, config=config)
+
+
+def _oddities(config: _HfConfig) -> Iterator[str]:
+    """What the model does that ours does not."""
+    if config.hidden_act != "silu":
+        yield f"the activation {config.hidden_act}"
+    if config.attention_bias or config.mlp_bias:
+        yield "biases"
+    if config.use_sliding_window:
+        yield "sliding windows"
+    if config.quantization_config is not None:
+        yield "quantised weights"
+    for scaling in (config.rope_scaling, config.rope_parameters):
+        kind = "default" if scaling is None else scaling.get("rope_type", scaling.get("type", "default"))
+        if kind != "default":
+            yield f"rotary frequencies of type {kind}"
+    if config.head_dim is not None and config.num_attention_heads * config.head_dim != config.hidden_size:
+        yield f"{config.num_attention_heads} heads of {config.head_dim} at a width of {config.hidden_size}"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnusableModel(f"cannot read {path}: {error}") from error
+    if not isinstance(found, dict):
+        raise UnusableModel(f"{path} is no JSON object")
+    return found
