@@ -279,10 +279,10 @@ def _fill_given(sections: Sections, folder: Path) -> GivenModel:
     if stages != 1:
         raise ConfigError("--from: stages begin with drawn weights, each on a machine of its own; leave out --stages")
     try:
-        given = open_given(folder.expanduser().absolute(), seq_len=model.get("seq_len"))
+        given = open_given(folder.expanduser().absolute())
     except UnusableModel as error:
         raise ConfigError(f"--from: {error}") from error
-    model |= dataclasses.asdict(given.config) | {"preset": f"from {given.folder.name}"[:64]}
+    sections["model"] = {**dataclasses.asdict(given.config), "preset": f"from {given.folder.name}"[:64], **model}
     if not sections["data"].setdefault("tokenizer", given.tokenizer):
         raise ConfigError(
             f"--from: {given.folder} has no tokenizer.json; give the one it was trained with by --tokenizer"

@@ -128,11 +128,7 @@ class GivenModel:
         raise UnusableModel(f"{index} does not say in which files the weights are")
 
 
-def open_given(
-    folder: Path,
-    *,
-    seq_len: int | None = None,  # tokens of a sample; None: as many as the model is made for, LONGEST at most
-) -> GivenModel:
+def open_given(folder: Path) -> GivenModel:
     """What `folder` holds; its weights are not read yet. Raises UnusableModel."""
     if not folder.is_dir():
         raise UnusableModel(
@@ -159,7 +155,7 @@ def open_given(
             num_heads=found.num_attention_heads,
             num_kv_heads=found.num_key_value_heads or found.num_attention_heads,
             ffn_dim=found.intermediate_size,
-            seq_len=min(found.max_position_embeddings, LONGEST) if seq_len is None else seq_len,
+            seq_len=min(found.max_position_embeddings, LONGEST),
             rope_theta=float(rope.get("rope_theta") or found.rope_theta or 10_000.0),
             norm_eps=found.rms_norm_eps,
             tie_embeddings=found.tie_word_embeddings,

@@ -84,6 +84,12 @@ def test_the_founder_begins_with_what_was_given(tmp_path: Path, given: Path, opt
     assert replica.pseudo_gradient().any()
 
 
+def test_samples_may_be_shorter_than_it_can_take(tmp_path: Path, given: Path) -> None:
+    found(tmp_path, given, toml=TOML + "[model]\nseq_len = 16\n")
+    manifest = load_manifest(resolve_paths(tmp_path / "a", {}).find_swarm("on"))
+    assert manifest is not None and manifest.model.seq_len == 16
+
+
 def test_its_own_tokenizer_comes_with_it(tmp_path: Path) -> None:
     text = ByteTokenizer().to_json().replace("<|endoftext|>", "</s>")
     (tmp_path / "tokenizer.json").write_text(text)
@@ -102,6 +108,7 @@ def test_its_own_tokenizer_comes_with_it(tmp_path: Path) -> None:
         ({"toml": TOML + "[model]\nnum_layers = 2\n"}, "leave out num_layers"),
         ({"stages": 2}, "--from: stages begin with drawn weights, each on a machine of its own; leave out --stages"),
         ({"toml": TOML + "[model]\nseq_len = 1\n"}, "seq_len = 1"),
+        ({"toml": TOML + "[model]\nseq_len = 'long'\n"}, "seq_len = 'long': must be a whole number"),
     ],
 )
 def test_what_contradicts_the_folder_is_refused(tmp_path: Path, given: Path, flags: dict[str, Any], said: str) -> None:

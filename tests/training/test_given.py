@@ -76,11 +76,10 @@ def test_transformers_and_we_compute_the_same_of_what_it_saved(model: Decoder, t
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=0, atol=2e-6)
 
 
-def test_samples_are_as_long_as_is_said_or_can_be_trained(model: Decoder, tmp_path: Path) -> None:
+def test_samples_are_no_longer_than_small_cards_can_train(model: Decoder, tmp_path: Path) -> None:
     write(model, tmp_path)
     edit(tmp_path, max_position_embeddings=131_072)
     assert open_given(tmp_path).config.seq_len == LONGEST
-    assert open_given(tmp_path, seq_len=64).config.seq_len == 64
 
 
 def edit(folder: Path, **changes: Any) -> None:
