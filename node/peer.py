@@ -313,7 +313,7 @@ class Peer:
     def _watch_end(self, now: float) -> None:
         """When the run is complete: serve those who are behind for a moment, then leave. When we wait for a place in vain, and there are other groups: at once."""
         if self.member.waits_in_vain(now) and not self._is_complete() and not self._stop.is_set():
-            self.stop("the group in which it waits for a place can decide nothing, and it goes to another one")
+            self.stop("the group in which it waits for a place can take nobody in, and it goes to another one")
             self._waited_for = self.member.group
         if not self._is_complete() or not self.applier.idle or not self._exit_when_done:
             return

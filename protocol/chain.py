@@ -89,6 +89,10 @@ class Rules:
         """Whether the group may become two after `commit`, when it is full: its samples can be shared out no further than so often."""
         return self.divides and len(commit.ledger.shares) < MAX_DIVISIONS
 
+    def has_room(self, commit: "Commit") -> bool:
+        """Whether somebody may come after `commit`: a place is free, or the group may become two."""
+        return len(commit.view) < self.max_group or self.may_divide(commit)
+
     def span(self, parent: "Commit") -> tuple[int, int]:
         """Elements [start, stop) that the round after `parent` moves: the fragments whose turn it is, and in the last round of the run everything, so that no
         progress stays behind.
@@ -215,6 +219,17 @@ def turned(swarm: bytes, commit: Commit) -> Commit:
     stays = Half(commit.view, commit.ledger, turned=True, group=commit.group)
     group = digest("group", commit_hash(swarm, commit))
     return msgspec.structs.replace(commit, view=half.view, ledger=half.ledger, group=group, half=stays)
+
+
+def goes(commit: Commit, peer: PeerId) -> bool:
+    """Whether a peer is of those who go, where a group becomes two. Who has no place yet is so by a bit of its key, each time by another one: of a crowd that waits
+    each half has its share then, and twice as many become members at a time. If all went on with those who stay, the others would win nobody, and these have to divide
+    again for each few, which they may not do for long (`may_divide`)."""
+    commit = as_decided(commit)
+    if commit.half is None or peer in commit.view:
+        return False
+    number = len(commit.ledger.shares) - 1  # of this division, below MAX_DIVISIONS
+    return peer in commit.half.view or bool(int.from_bytes(peer[:2], "big") >> number & 1)
 
 
 def as_decided(commit: Commit) -> Commit:

@@ -388,7 +388,10 @@ class Member:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
         view = self._view
         effects = self.membership.tick(now, keep=view)
-        self.waiting.look(now, in_view=self.me in view, quorum=not view or is_quorum(view, self.membership.live(view)))
+        takes = not view or (
+            is_quorum(view, self.membership.live(view)) and self.settings.rules.has_room(self.head.commit)
+        )
+        self.waiting.look(now, in_view=self.me in view, takes=takes)
         if len(self.standing.admitted) > len(self.membership.peers):
             self.standing.admitted &= self.membership.peers.keys()  # who was forgotten shows again that it may be here
         if now >= self._greets_at:
@@ -437,8 +440,7 @@ class Member:
 
     def _advance(self, certified: Certified, now: float) -> list[Effect]:
         """The history moved by one."""
-        commit = chain.as_decided(certified.commit)  # who is in neither half goes on with those who stay
-        certified = self._our_side(msgspec.structs.replace(certified, commit=commit))
+        certified = self._our_side(certified)
         commit = certified.commit
         was_member = self.in_view
         effects = self.attendance.drop_unless(commit)
@@ -458,11 +460,9 @@ class Member:
         return effects + self.consensus.next_height(now)
 
     def _our_side(self, certified: Certified) -> Certified:
-        """Where the group becomes two, ours is the half that we are in."""
-        commit = certified.commit
-        if commit.half is None or self.me not in commit.half.view:
-            return certified
-        ours = chain.as_decided(commit) if commit.half.turned else chain.turned(self.settings.swarm, commit)
+        """Where the group becomes two, the commit as our half sees it."""
+        commit = chain.as_decided(certified.commit)
+        ours = chain.turned(self.settings.swarm, commit) if chain.goes(commit, self.me) else commit
         return msgspec.structs.replace(certified, commit=ours)
 
     def _part(self, commit: Commit, half: Half) -> bytes:

@@ -1,4 +1,4 @@
-"""How long a newcomer waits for a place in a group that can decide nothing, before it begins anew with another one.
+"""How long a newcomer waits for a place in a group that can decide nothing, or is full and may not divide any more, before it begins anew with another one.
 
 Only a newcomer does: who had a place is needed for the quorum of its group, however long that takes, and what it has promised and voted for
 there must not be forgotten. Members whose group has lost its quorum wait for the others.
@@ -16,29 +16,29 @@ class Waiting:
     """See the module. All times are seconds of one monotonic clock."""
 
     vain_s: float
-    """Without a quorum, until it is in vain."""
+    """Without a group that could take it in, until it is in vain."""
     avoids: frozenset[bytes] = frozenset()
     """Groups in which it was: not to begin with again, as long as there is another."""
     _had_a_place: bool = False
     _began_at: float = math.inf
     _looked_at: float = math.inf
-    _quorum_at: float = -math.inf
-    """When more than half of our group was last heard, or there was none to hear."""
+    _takes_at: float = -math.inf
+    """When our group could last take somebody in, or there was none to hear: more than half of it was heard, and there was room."""
 
     def begin(self, now: float, *, has_voted: bool) -> None:
         """The history is another one; nobody of its view was heard yet."""
         self._had_a_place |= has_voted
-        self._quorum_at = now
+        self._takes_at = now
 
-    def look(self, now: float, *, in_view: bool, quorum: bool) -> None:
+    def look(self, now: float, *, in_view: bool, takes: bool) -> None:
         """Called every now and then with how things are."""
         self._began_at = min(self._began_at, now)
         if now > self._looked_at + ASLEEP_S:
-            self._quorum_at += now - self._looked_at  # the machine slept, and has heard nobody since
+            self._takes_at += now - self._looked_at  # the machine slept, and has heard nobody since
         self._looked_at = now
         self._had_a_place |= in_view
-        if quorum:
-            self._quorum_at = now
+        if takes:
+            self._takes_at = now
 
     def shuns(self, group: bytes, now: float) -> bool:
         """Whether not to begin with a group now, for we may still find another."""
@@ -46,5 +46,5 @@ class Waiting:
 
     def in_vain(self, now: float, others: Collection[bytes]) -> bool:
         """Whether it is; `others`: groups that we hear of."""
-        is_late = now > self._quorum_at + self.vain_s
+        is_late = now > self._takes_at + self.vain_s
         return is_late and not self._had_a_place and not self.avoids.issuperset(others)

@@ -328,7 +328,7 @@ def test_a_real_node_that_has_waited_in_vain_begins_anew(
     lives = [e for e in events if e["event"] in ("node.start", "node.stop")]
     assert [e["event"] for e in lives] == ["node.start", "node.stop"] * 2
     assert (
-        lives[1]["reason"] == "the group in which it waits for a place can decide nothing, and it goes to another one"
+        lives[1]["reason"] == "the group in which it waits for a place can take nobody in, and it goes to another one"
     )
     assert not lives[2]["resumed"] and lives[2]["version"] == 0, "it knows nothing of what was"
     kinds = [e["event"] for e in events[events.index(lives[2]) :]]

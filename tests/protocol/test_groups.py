@@ -1,6 +1,8 @@
 """Groups of a swarm: a full one becomes two, and who is of another is no business of ours, but to meet."""
 
+from collections import Counter
 from dataclasses import replace
+from hashlib import sha256
 
 import msgspec
 import pytest
@@ -61,6 +63,28 @@ def test_everybody_goes_on_in_its_own_half_whoever_tells_it(me: bytes, told: cha
     (note,) = (n for n in of(effects, Note) if n.event == "group.divided")
     assert note.fields["view"] == [p.hex() for p in mine] and note.fields["others"] == [p.hex() for p in others]
     assert {s.to for s in sends(one.tick(20.0), Heartbeat)} <= {*mine, STRANGER}
+
+
+def test_of_those_who_wait_each_half_wins_its_share_each_time() -> None:
+    again = msgspec.structs.replace(SPLIT, ledger=msgspec.structs.replace(SPLIT.ledger, shares=2 * SPLIT.ledger.shares))
+    waiting = [sha256(bytes([i])).digest() for i in range(200)]
+    sides = Counter((chain.goes(SPLIT, peer), chain.goes(again, peer)) for peer in waiting)
+    assert len(sides) == 4 and min(sides.values()) > 30
+    assert all(chain.goes(OTHER, peer) == chain.goes(SPLIT, peer) for peer in (*waiting, *IDS))
+    assert [p for p in IDS if chain.goes(SPLIT, p)] == sorted(GOES) and not chain.goes(HEAD, IDS[0])
+
+
+@pytest.mark.parametrize("told", [CERTIFIED, TURNED], ids=["as decided", "as those who go see it"])
+@pytest.mark.parametrize("goes", [False, True])
+def test_who_waits_for_a_place_follows_its_half_whoever_tells_it(goes: bool, told: chain.Certified) -> None:
+    waits = next(s for s in signers(40) if s.peer_id not in IDS and chain.goes(SPLIT, s.peer_id) == goes)
+    one = new_member(waits, FULL)
+    one.begin(None, PAST, 0.0)
+    one.receive(IDS[0], said(HEAD), 0.0)
+    one.receive(IDS[0], messages.Committed(told), 1.0)
+    mine, others = (GOES, STAYS) if goes else (STAYS, GOES)
+    assert one.head.commit.view == mine and not one.in_view and one.group == (OTHER.group if goes else b"")
+    assert set(one.neighbours.groups) == set(others)
 
 
 @pytest.mark.parametrize("told", [CERTIFIED, TURNED], ids=["as decided", "as those who go see it"])
@@ -330,6 +354,20 @@ def test_who_had_a_place_never_waits_in_vain(vote: tuple[int, int, None] | None)
     for now in range(1, 200):
         one.tick(float(now))
     assert not one.waits_in_vain(200.0)
+
+
+@pytest.mark.parametrize("divisions", [MAX_DIVISIONS - 1, MAX_DIVISIONS])
+def test_a_newcomer_waits_in_vain_where_its_group_is_full_and_may_not_divide_any_more(divisions: int) -> None:
+    one = new_member(WHO[4], replace(FULL, vain_s=30.0))
+    ledger = msgspec.structs.replace(HEAD.ledger, shares=divisions * SPLIT.ledger.shares)
+    full = msgspec.structs.replace(HEAD, ledger=ledger)
+    one.begin(None, [certify(full, INSIDE[:3])], 0.0)
+    one.found({STRANGER: b"g" * 32}, 1.0)
+    for now in range(1, 91):
+        for peer in full.view:
+            one.receive(peer, said(full), float(now))
+        one.tick(float(now))
+    assert one.waits_in_vain(90.0) == (divisions == MAX_DIVISIONS)
 
 
 def test_nobody_waits_in_vain_in_a_swarm_that_has_never_divided() -> None:
