@@ -29,7 +29,7 @@ def export_swarm(options: ExportOptions) -> dict[str, Any]:
     tokenizer = swarm_tokenizer(manifest, tokenizer_file(swarm))
     commits = [link.certified.commit for link in FileStorage(swarm.checkpoint).load_history()]
     facts = _facts(swarm, recipe, commits, kept.version)
-    layout = Layout(Decoder(recipe.model, seed=manifest.model.init_seed))
+    layout = Layout(Decoder(recipe.model, seed=None))
     was_there = options.folder.exists()
     try:
         export_folder(

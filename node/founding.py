@@ -40,6 +40,7 @@ from farflung.protocol.keys import SEED_BYTES
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.lives import Life
 from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
+from farflung.protocol.manifest_sections import MAX_LABEL
 from farflung.protocol.manifest_toml import Sections, manifest_from_sections, parse_toml
 from farflung.protocol.naming import check_free, check_name, full_name
 from farflung.protocol.versions import negotiate
@@ -282,7 +283,7 @@ def _fill_given(sections: Sections, folder: Path) -> GivenModel:
         given = open_given(folder.expanduser().absolute())
     except UnusableModel as error:
         raise ConfigError(f"--from: {error}") from error
-    sections["model"] = {**dataclasses.asdict(given.config), "preset": f"from {given.folder.name}"[:64], **model}
+    sections["model"] = {**dataclasses.asdict(given.config), "preset": f"from {given.folder.name}"[:MAX_LABEL], **model}
     if not sections["data"].setdefault("tokenizer", given.tokenizer):
         raise ConfigError(
             f"--from: {given.folder} has no tokenizer.json; give the one it was trained with by --tokenizer"
@@ -460,8 +461,8 @@ def keep_founded(paths: Paths, recipe: Recipe, signer: IdentitySigner) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """A learner of given parameters, of which nothing but its first checkpoint is wanted."""
+class _Unbegun:
+    """A learner that has not taken a step, of which nothing but its checkpoint is wanted."""
 
     params: Tensor
     inner: InnerConfig
@@ -473,7 +474,7 @@ class _Given:
 def _keep_params(swarm: SwarmPaths, recipe: Recipe, params: Tensor) -> None:
     """The state of height 0, as the founder's node would have saved it: it goes on from there, and all others download it as they would any."""
     place = Place(height=0, version=0, trained=(), steps=0, in_flight=b"")
-    FileStorage(swarm.checkpoint).save_learner(_Given(params, recipe.inner), {}, place, ())
+    FileStorage(swarm.checkpoint).save_learner(_Unbegun(params, recipe.inner), {}, place, ())
 
 
 def _keep_genesis(swarm: SwarmPaths, recipe: Recipe, signer: IdentitySigner, signed: SignedManifest) -> None:

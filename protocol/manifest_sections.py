@@ -15,6 +15,9 @@ from farflung.protocol.limits import MAX_HOPS, MAX_MICROBATCHES, MAX_PARAMETERS,
 MAX_SEED = (1 << 63) - 1
 """Seeds fit a signed 64-bit integer, the least that every generator takes."""
 
+MAX_LABEL = 64
+"""Characters of the name that a model's shape goes by."""
+
 LADDER, CHECKFREE, CHECKFREE_PLUS = "ladder", "checkfree", "checkfree+"
 """Of `pipeline.recovery`."""
 
@@ -53,7 +56,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Seed of the initial parameters, which the founder draws, or in a pipeline whoever begins a stage; `create --from` gives it others."""
 
     def __post_init__(self) -> None:
-        check_text("model.preset", self.preset, 64)
+        check_text("model.preset", self.preset, MAX_LABEL)
         check_range("model.vocab_size", self.vocab_size, 2, 1 << 24)
         check_range("model.dim", self.dim, 2, 1 << 20)
         check_range("model.num_layers", self.num_layers, 1, 4096)

@@ -90,7 +90,7 @@ class Settings:
     """Seconds after which a dead member is removed from the view."""
     heartbeat_s: float
     vain_s: float = VAIN_S
-    """Without a quorum of the group in which it waits for a place, after which a newcomer begins with another one."""
+    """Without a group that could take it in where it waits for a place, after which a newcomer begins with another one."""
     admits: Callable[[PeerId, bytes], bool]
     """Whether a peer may be here: the founder, and who shows a token that opens the swarm to it."""
 

@@ -16,6 +16,9 @@ from farflung.training.checkpoint import save_tensors
 from farflung.training.model import ModelConfig
 from farflung.training.tokenizer import Tokenizer
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""Where the weights are, or, if they are several files, what says in which of them."""
+
 SHARD_BYTES = 4 << 30
 """Largest weight file; hubs and old filesystems dislike larger ones."""
 
@@ -118,9 +121,9 @@ def _write_weights(folder: Path, parameters: Mapping[str, Tensor], dtype: torch.
         shards[-1].append(name)
         size += tensor_bytes
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if len(shards) == 1:
-        names = ["model.safetensors"]
+        names = [WEIGHTS]
         index.unlink(missing_ok=True)
     for file_name, shard in zip(names, shards, strict=True):
         tensors = {name: parameters[name].detach().to("cpu", dtype, copy=True).contiguous() for name in shard}
@@ -138,7 +141,7 @@ def _write_weights(folder: Path, parameters: Mapping[str, Tensor], dtype: torch.
 
 def _weight_files(folder: Path, keep: Iterable[str]) -> list[Path]:
     """Weight files of an earlier export with another number of shards: `transformers` would prefer them."""
-    ours = [*folder.glob("model-*-of-*.safetensors"), folder / "model.safetensors"]
+    ours = [*folder.glob("model-*-of-*.safetensors"), folder / WEIGHTS]
     return [path for path in ours if path.name not in set(keep) and path.exists()]
 
 

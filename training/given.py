@@ -7,7 +7,7 @@ rotary frequencies, sliding windows, quantised weights) is refused by name: a mo
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from farflung.training.errors import UnusableModel
+from farflung.training.export import INDEX, WEIGHTS
 from farflung.training.flat import slots_of
 from farflung.training.model import ModelConfig
 from farflung.training.tokenizer import ByteTokenizer
@@ -24,7 +25,6 @@ from farflung.training.tokenizer import ByteTokenizer
 LONGEST = 2048
 """Tokens of a sample where nobody says how many: models are published with a context that no small card can train."""
 
-INDEX = "model.safetensors.index.json"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -64,15 +64,8 @@ class GivenModel:
 
     folder: Path
     config: ModelConfig
-    tokenizer: str = field(init=False)
+    tokenizer: str
     """For `open_tokenizer`: `bytes`, or the path of the folder's file; empty where it has none."""
-
-    def __post_init__(self) -> None:
-        file = self.folder / "tokenizer.json"
-        spec = str(file) if file.is_file() else ""
-        if spec and file.read_bytes() == ByteTokenizer().to_json().encode():
-            spec = "bytes"  # exported by us; so nobody needs the file
-        object.__setattr__(self, "tokenizer", spec)
 
     def parameters(
         self,
@@ -81,10 +74,8 @@ class GivenModel:
         """The flat vector. Blocks while it reads the files. Raises UnusableModel for weights that are missing, of another shape, not finite, or of no
         floating dtype that models are published in."""
         slots = slots_of(shapes)
-        views: dict[str, Tensor] = {}
         flat = torch.empty(slots[-1].stop)
-        for slot in slots:
-            views[slot.name] = flat[slot.start : slot.stop].view(slot.shape)
+        views = {slot.name: flat[slot.start : slot.stop].view(slot.shape) for slot in slots}
         missing = set(views)
         for name, tensor in self._tensors():
             if name == "lm_head.weight" and self.config.tie_embeddings:
@@ -119,12 +110,11 @@ class GivenModel:
     def _files(self) -> Collection[Path]:
         index = self.folder / INDEX
         if not index.exists():
-            return [self.folder / "model.safetensors"]
+            return [self.folder / WEIGHTS]
         match _read_json(index):
             case {"weight_map": dict(places)} if all(isinstance(place, str) for place in places.values()):
-                return [
-                    self.folder / Path(name).name for name in sorted(set(places.values()))
-                ]  # never outside of the folder
+                # names only: never outside of the folder
+                return [self.folder / Path(name).name for name in sorted(set(places.values()))]
         raise UnusableModel(f"{index} does not say in which files the weights are")
 
 
@@ -163,7 +153,15 @@ def open_given(folder: Path) -> GivenModel:
         )
     except (TypeError, ValueError) as error:
         raise UnusableModel(f"{folder / 'config.json'}: {error}") from error
-    return GivenModel(folder=folder, config=config)
+    return GivenModel(folder=folder, config=config, tokenizer=_tokenizer_of(folder))
+
+
+def _tokenizer_of(folder: Path) -> str:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return ""
+    ours = file.read_bytes() == ByteTokenizer().to_json().encode()  # exported by us: then nobody needs the file
+    return "bytes" if ours else str(file)
 
 
 def _oddities(config: _HfConfig) -> Iterator[str]:
