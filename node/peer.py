@@ -190,8 +190,9 @@ class Peer:
         self._let_go = asyncio.Event()
         self.departure = Departure(self.member)
         self._rest = asyncio.Event()
-        """Ends when something is under way again."""
+        """Ends when something is under way again, or due sooner than before."""
         self._rest.set()
+        self._rests_until = 0.0
         self.witness_meeting: Callable[[bytes, Part, Tensor], None] = lambda plan_id, part, term: None
         """Is shown what meetings add to means."""
         self.stop_reason = ""
@@ -428,8 +429,9 @@ class Peer:
                 await asyncio.sleep(TICK_S)
             else:
                 self._rest.clear()
+                self._rests_until = max(self._now() + TICK_S, self.member.look_at())
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(max(self._now() + TICK_S, self.member.look_at())):
+                    async with asyncio.timeout_at(self._rests_until):
                         await self._rest.wait()
 
     def _is_busy(self) -> bool:
@@ -438,7 +440,7 @@ class Peer:
     def _do(self, effects: list[Effect]) -> None:
         if effects:
             self._executor.push(effects)
-        if not self._rest.is_set() and self._is_busy():
+        if not self._rest.is_set() and (self._is_busy() or self.member.look_at() < self._rests_until):
             self._rest.set()
 
     # ---- what is said of us ------------------------------------------------------------------------------------

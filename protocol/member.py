@@ -494,6 +494,7 @@ class Member:
 
     def _greet(self, now: float) -> list[Effect]:
         """A heartbeat to everybody."""
-        self._beat_at, self._next_in_s, self._said_state = now, self.membership.beat_s, self.membership.state
+        self._beat_at, self._said_state = now, self.membership.state
+        self._next_in_s = self.membership.next_beat_s(self.vitals().ready_in_s)
         beat = self._heartbeat()
         return [Send(p, beat) for p in self.membership.known()]

@@ -27,6 +27,10 @@ FULL_PACE = 16
 SLOWEST_PACE = 8.0
 """Times as slow, at most."""
 
+QUIET_SHARE = 0.1
+"""Of the time that a node still trains before it is ready for a round, from one heartbeat to the next where that is longer: whoever falls silent meanwhile is called
+dead before anybody waits for it, after six of them, and rounds minutes apart do not cost more greetings than training."""
+
 ASK_AFTER = 1.25
 """Heartbeats between suspicion and asking others: long enough that a living peer has sent one more to them."""
 
@@ -91,8 +95,6 @@ class Membership:
     """The pace when `news` was so much."""
     _due: float = -math.inf
     """No peer is due for a suspicion, a question, a verdict or oblivion before this."""
-    _suspects: bool = False
-    """Whether anybody was suspected at the last look."""
     _detours: int = 0
     """Messages that others were asked to pass on, another each time or so, for one of them may pass on nothing."""
 
@@ -122,6 +124,12 @@ class Membership:
             num_live = 1 + len(self.live(self.peers))
             self._pace = (self.news, min(max(1.0, num_live / FULL_PACE), SLOWEST_PACE))
         return self.heartbeat_s * self._pace[1]
+
+    def next_beat_s(self, ready_in_s: float) -> float:
+        """The same, where this node trains for so long yet before it is ready for a round."""
+        if self.state != "training":
+            return self.beat_s
+        return min(max(self.beat_s, QUIET_SHARE * ready_in_s), SLOWEST_PACE * self.heartbeat_s)
 
     @property
     def verdict_s(self) -> float:
@@ -277,10 +285,9 @@ class Membership:
             before = entry.heartbeat
             if before is None or (before.version, before.digest) != (heartbeat.version, heartbeat.digest):
                 self.news += 1
-            if heartbeat.every_s < self._every_s(entry):
-                self._due = -math.inf  # it is due earlier than it would have been
             entry.heartbeat, entry.beat_at = heartbeat, now
             entry.leaving = heartbeat.state == "leaving"
+            self._due = min(self._due, self._silent_at(entry))  # it may greet more often than it did
         if entry.liveness is Liveness.LEFT and heartbeat is None:
             return []  # stragglers of a peer that said goodbye; only a heartbeat brings it back
         if entry.liveness is Liveness.ALIVE:
@@ -318,12 +325,12 @@ class Membership:
         if now <= self._due:
             return []
         effects: list[Effect] = []
-        self._due, self._suspects = math.inf, False
+        self._due = math.inf
         for peer in sorted(self.peers):
             entry = self.peers[peer]
-            heard_at = max(entry.heard_at, entry.witnessed_at)
-            if entry.liveness is Liveness.ALIVE and now > heard_at + SUSPECT_AFTER * self._every_s(entry):
-                effects += self._suspect(peer, entry, now, f"silent for {now - heard_at:.1f} s")
+            if entry.liveness is Liveness.ALIVE and now > self._silent_at(entry):
+                silent_s = now - max(entry.heard_at, entry.witnessed_at)
+                effects += self._suspect(peer, entry, now, f"silent for {silent_s:.1f} s")
             elif entry.liveness is Liveness.SUSPECT:
                 effects += self._consider(peer, entry, now)
             elif entry.liveness is Liveness.UNKNOWN and peer in keep:
@@ -332,19 +339,22 @@ class Membership:
                 del self.peers[peer]
                 continue
             self._due = min(self._due, self._due_at(entry, kept=peer in keep))
-            self._suspects = self._suspects or entry.liveness is Liveness.SUSPECT
         return effects
 
     @property
     def look_at(self) -> float:
-        """When to `tick` next at the latest: while somebody is suspected, as often as it goes."""
-        return -math.inf if self._suspects else self._due
+        """When to `tick` next at the latest; sooner, when it is sooner after a message."""
+        return self._due
+
+    def _silent_at(self, entry: Peer) -> float:
+        """Until when a peer that lives need not be heard."""
+        return max(entry.heard_at, entry.witnessed_at) + SUSPECT_AFTER * self._every_s(entry)
 
     def _due_at(self, entry: Peer, *, kept: bool) -> float:
         """No later than when the peer will be due, unless it is heard from, or spoken of, or a connection to it breaks."""
         match entry.liveness:
             case Liveness.ALIVE:
-                return max(entry.heard_at, entry.witnessed_at) + SUSPECT_AFTER * self._every_s(entry)
+                return self._silent_at(entry)
             case Liveness.SUSPECT:
                 return entry.since + (ASK_AFTER if entry.asked is None else VERDICT_AFTER) * self._every_s(entry)
             case Liveness.UNKNOWN if kept and entry.asked is None:

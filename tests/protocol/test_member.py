@@ -45,7 +45,7 @@ from farflung.protocol.effects import Effect, Note, Repair, Send
 from farflung.protocol.errors import BadSignature, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer, PeerId
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
-from farflung.protocol.membership import FULL_PACE
+from farflung.protocol.membership import FULL_PACE, SLOWEST_PACE
 from farflung.protocol.messages import Contributor, Heartbeat, Message, Part, Promise, Propose, Voted
 from farflung.protocol.settings import RESEND_S
 
@@ -303,6 +303,26 @@ def test_a_heartbeat_comes_when_the_last_one_said_whoever_has_come_since() -> No
     one.membership.state = "ready"
     at = 2 * usual + more
     assert one.look_at() <= at and not said(one.tick(at - 0.01)) and said(one.tick(at)) == {more}, "that is news"
+
+
+def test_who_trains_for_minutes_says_that_it_greets_rarely_and_greets_as_usual_once_it_waits() -> None:
+    left_s = 1000.0
+    one = member()
+    one.vitals = lambda: beat(ready_in_s=left_s)
+    one.membership.state = "training"
+    usual = one.membership.heartbeat_s
+
+    def said(now: float) -> set[float]:
+        beats = [e.message for e in one.tick(now) if isinstance(e, Send) and isinstance(e.message, Heartbeat)]
+        return {b.every_s for b in beats if not b.reply}
+
+    assert said(10.0) == {SLOWEST_PACE * usual}
+    rests_until = 10.0 + SLOWEST_PACE * usual
+    assert one.look_at() <= rests_until
+    left_s = 60.0
+    assert not said(rests_until - 0.01) and said(rests_until) == {6.0}
+    one.membership.state = "ready"
+    assert not said(rests_until + usual - 0.01) and said(rests_until + usual) == {usual}, "that is news"
 
 
 def test_whoever_waits_for_a_round_repeats_itself_in_time_and_a_round_makes_busy() -> None:

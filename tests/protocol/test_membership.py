@@ -233,6 +233,49 @@ def test_of_many_everybody_greets_more_slowly() -> None:
     assert members.verdict_s == SLOWEST_PACE * (SUSPECT_S + VERDICT_S)
 
 
+@given(ready_in_s=st.floats(0.0, 1e7), number=st.integers(1, 100))
+def test_who_trains_for_long_greets_rarely_and_is_called_dead_before_anybody_waits_for_it(
+    ready_in_s: float, number: int
+) -> None:
+    members = Membership(ME, BEAT_S)
+    for peer in range(1, number):
+        members.heard(peer.to_bytes(32), 0.0, beat())
+    usual, most = members.beat_s, SLOWEST_PACE * BEAT_S
+    for members.state in ("joining", "ready", "round", "leaving", "waiting"):
+        assert members.next_beat_s(ready_in_s) == usual, "others wait for it, or it for them"
+    members.state = "training"
+    every_s = members.next_beat_s(ready_in_s)
+    assert usual <= every_s <= most
+    silent_s = (SUSPECT_AFTER + VERDICT_AFTER) * every_s
+    assert every_s == usual or silent_s < ready_in_s
+    assert every_s in (usual, most) or silent_s > ready_in_s / 2, "and no more often"
+
+
+def test_it_names_the_moment_when_a_verdict_is_due(members: Membership) -> None:
+    """Nobody has to look at it before, nor after each message."""
+    members.heard(A, 0.0, beat(every_s=4 * BEAT_S))
+    assert not events(members.tick(0.0)) and members.look_at == SUSPECT_S
+    for peer in (B, C):
+        members.heard(peer, 1.0, beat(every_s=8 * BEAT_S))
+    members.tick(SUSPECT_S + 0.01)
+    assert members.look_at == 4 * SUSPECT_S
+    members.heard(B, 10.0, beat())
+    assert members.look_at == 10.0 + SUSPECT_S, "it greets more often from now on"
+    members.unreachable(C, 11.0, "the connection broke")
+    members.tick(11.0)
+    assert members.look_at == 10.0 + SUSPECT_S < 11.0 + 8 * ASK_S
+    members.heard(B, 16.0, beat(every_s=8 * BEAT_S))
+    members.tick(10.0 + SUSPECT_S + 0.01)
+    assert members.look_at == 4 * SUSPECT_S
+    members.heard(A, 20.0, beat(every_s=8 * BEAT_S))
+    members.tick(4 * SUSPECT_S + 0.01)
+    assert members.look_at == 11.0 + 8 * ASK_S, "of a suspect it asks others"
+    assert any(isinstance(e, Send) and isinstance(e.message, Probe) for e in members.tick(11.0 + 8 * ASK_S + 0.01))
+    assert members.look_at == 11.0 + 8 * VERDICT_S
+    members.opinion(asked(members, C), C, 5.0, 35.0)
+    assert members.look_at < 35.0, "an answer is looked at"
+
+
 def test_who_greets_slowly_is_suspected_later(members: Membership) -> None:
     members.heard(A, 0.0, beat(every_s=4 * BEAT_S))
     assert members.every_s(A) == 4 * BEAT_S and members.every_s(B) == members.every_s(E) == BEAT_S
