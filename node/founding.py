@@ -266,6 +266,9 @@ def _fill_method(sections: Sections, name: str) -> None:
     if feedback.get("uplink", "kept") != "kept" or {"uplink_codec", "downlink_codec"} & set(swarm):
         # that of the method is finer than its own codecs, but perhaps not than others
         feedback.setdefault("last_codec", "")
+    outer = sections.setdefault("outer", {})
+    if {"lr", "optimizer"} & set(outer):
+        outer.setdefault("lr_growth", 0.0)  # the method's is for its own rate
     in_stages = sections.get("pipeline", {}).get("stages", 1) != 1
     for section, values in method.sections(wanted, fragments, in_stages=in_stages).items():
         for key, value in values.items():

@@ -183,6 +183,7 @@ class Recipe:
             downlink=self.downlink,
             feedback=self.manifest.feedback,
             outer=self.outer,
+            growth=self.manifest.outer.lr_growth,
             last=self.last,
             meet_every=self.manifest.meet_every,
         )

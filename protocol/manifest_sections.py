@@ -167,6 +167,9 @@ class OuterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`nesterov`; `sgd`, without momentum: local SGD and SparseLoCo (arXiv 2508.15706), with lr 1 the plain mean of the peers; or `heavyball`: CO2
     (arXiv 2401.16265)."""
     lr: float = 0.7
+    """In a round of two contributors."""
+    lr_growth: float = 0.0
+    """The exponent with which `lr` grows with their number beyond two, up to 16: 0.25 is the fourth root; 0: it does not."""
     momentum: float = 0.9
     """0 with `sgd`."""
     clip: float = 0.0
@@ -175,6 +178,7 @@ class OuterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         check_one_of("outer.optimizer", self.optimizer, ("nesterov", "sgd", "heavyball"))
         check_range("outer.lr", self.lr, 1e-6, 10.0)
+        check_range("outer.lr_growth", self.lr_growth, 0.0, 1.0)
         check_range("outer.momentum", self.momentum, 0.0, 0.999999)
         check_range("outer.clip", self.clip, 0.0, 1e6)
         if self.optimizer == "sgd" and self.momentum:

@@ -16,6 +16,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **11**: samples are handed out by the sixteenth of a window at least, so that ledgers stay short.
 * **12**: a full group becomes two: commits say who goes, and which samples each half hands out; heartbeats and peer records say of which group their author is, and owners of
   parts ask other groups for their outer parameters, as often as the manifest says; newcomers give each other the chunks of the state that they have.
+* **13**: manifests say how the outer rate grows with the number of contributors.
 """
 
 from collections.abc import Iterable
@@ -27,10 +28,10 @@ from farflung.protocol.errors import Malformed, WrongVersion
 from farflung.protocol.keys import PeerId
 from farflung.protocol.wire import Small, decode
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (12,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (13,)
 """What we can read, ascending."""
 
 

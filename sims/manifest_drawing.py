@@ -115,7 +115,11 @@ def _swarm(choices: Choices, kind: Kind) -> dict[str, Any]:
 
 def _outer(choices: Choices) -> dict[str, Any]:
     rule = choices.maybe("outer/optimizer", ("nesterov", "sgd", "heavyball"))
-    keys: dict[str, Any] = {"optimizer": rule, "lr": choices.maybe("outer/lr", (0.7, 1.0))}
+    keys: dict[str, Any] = {
+        "optimizer": rule,
+        "lr": choices.maybe("outer/lr", (0.7, 1.0)),
+        "lr_growth": choices.maybe("outer/lr_growth", (0.0, 0.25, 1.0)),
+    }
     if rule == "sgd":
         return keys | {"momentum": 0.0}
     clip = choices.maybe("outer/clip", (0.0, 1e-3)) if rule == "heavyball" else 0.0

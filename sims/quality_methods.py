@@ -13,7 +13,7 @@ from farflung.compression.policy import parse_policy
 from farflung.training.fragments import Pattern
 from farflung.training.gossip import Gossip
 from farflung.training.methods import METHOD_NAMES, training_method
-from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd, Sign
+from farflung.training.rules import FEWEST_GROWN, HeavyBall, Nesterov, OuterRule, Sgd, Sign, grown
 from farflung.training.streaming import Timetable
 
 Inner = Literal["adamw", "muon", "gradient"]
@@ -99,12 +99,13 @@ E3M0 = Wire(topology="gather", up="e3m0(block=128)")
 """As simulated in Streaming DiLoCo: what peers send is coded, the mean is not coded again."""
 
 
-def _ours(name: str, steps: int = 0) -> Method:
+def _ours(name: str, steps: int = 0, peers: int = FEWEST_GROWN) -> Method:
     """A method that swarms can be founded with, in fragments with a step of delay."""
     ours = training_method(name, steps)
+    rule = Nesterov(lr=ours.outer_lr, momentum=ours.outer_momentum)
     outer = Outer(
         timetable=_rounds(ours.inner_steps, fragments=ours.fragments, delay=1),
-        rule=Nesterov(lr=ours.outer_lr, momentum=ours.outer_momentum),
+        rule=grown(rule, ours.outer_growth, [1] * peers),
         wire=Wire(topology="gather", up=ours.codec, last=ours.last_codec),
         mixing=None,
         kept=1.0,
@@ -192,9 +193,9 @@ def by_names(
     interval: int | None = None,  # H, in the place of the methods' own
     peers: int | None = None,  # M
 ) -> list[Method]:
-    """The methods of a comma-separated list, ours as they are for runs of so many steps; for None all of them that say something of so many peers, and have
+    """The methods of a comma-separated list, ours as they are for runs of so many steps and peers; for None all of them that say something of so many peers, and have
     `LEAST_ROUNDS` rounds in so many steps. Raises ValueError."""
-    rows = [_ours(m.name, steps or 0) if m.name in METHOD_NAMES else m for m in METHODS]
+    rows = [_ours(m.name, steps or 0, peers or FEWEST_GROWN) if m.name in METHOD_NAMES else m for m in METHODS]
     if interval is not None:
         rows = [with_interval(method, interval) for method in rows]
     known = {method.name: method for method in rows}

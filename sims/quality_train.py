@@ -152,7 +152,7 @@ class Rounds:
         outer_lr: float | None = None,  # in the place of the rule's own
     ) -> None:
         """Do what is due after this step."""
-        rule: OuterRule = self._outer.rule if outer_lr is None else replace(self._outer.rule, lr=outer_lr)  # type: ignore[type-var]
+        rule: OuterRule = self._outer.rule if outer_lr is None else replace(self._outer.rule, lr=outer_lr)
         if step == self._last and (self._outer.kept or self._restarts):
             # what was kept back, or is a whole round late, arrives now, too late for momentum: the end is the peers' mean
             rule = Sgd(lr=1.0)

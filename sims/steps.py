@@ -14,7 +14,7 @@ from farflung.sims.intervals import numbers
 from farflung.sims.outer_audit import same_bits, taken_step
 from farflung.sims.swarm import Swarm
 from farflung.training.outer import OuterState
-from farflung.training.rules import Sgd, halfway
+from farflung.training.rules import halfway
 
 KEPT_GRADIENTS = 8
 """Pseudo-gradients remembered of each peer: a plan may be decided some plans later."""
@@ -79,7 +79,7 @@ class Steps:
     ) -> None:
         """An owner adds this to the mean of its part, for how another group stands. It is worked out anew from what all have held: the owner is not believed."""
         piece = slice(part.start, part.stop)
-        weight = _weight(swarm, index)
+        weight = halfway(swarm.outfit.terms.next_rule(swarm.peers[index].member.head.commit))
         others = [group for group in groups if group is not own]
         theirs = [
             *(state for group in [*others, own] for state in group.recently()),  # whom it met may have come to us since
@@ -155,10 +155,3 @@ class Steps:
                 return None
             shares.append(gradient * (contribution.tokens / total))
         return shares
-
-
-def _weight(swarm: Swarm, index: int) -> float:
-    """Of a difference between groups in the mean that a peer is about to encode."""
-    terms, head = swarm.outfit.terms, swarm.peers[index].member.head.commit
-    is_last = terms.feedback.uplink == "kept" and terms.settings.rules.is_last(head)  # as `Terms.rule`
-    return halfway(Sgd(lr=1.0) if is_last else terms.outer)

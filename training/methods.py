@@ -1,7 +1,7 @@
 """The two ways to train that are ours, by name: what `farflung create --method` writes into a manifest, and what the rows of
 the same names in `farflung bench quality` are made of. Their figures, and how the settings were found: `docs/experiments.md`.
 
-- `default`: Muon inside, a dead zone, Nesterov outside with little momentum (0.9 is too much for Muon's steps).
+- `default`: Muon inside, a dead zone, Nesterov outside with little momentum (0.9 is too much for Muon's steps) and a rate that grows with the number of contributors.
 - `thrifty`: the same at a third of the bytes and less.
 
 What they may leave out depends on how long a run is. Peers have to be told so much in all that their models end in one place, however many steps they make; a
@@ -28,6 +28,8 @@ class TrainingMethod:
     fragments: int = 3
     """P."""
     outer_lr: float
+    """In a round of two contributors; it grows with `outer_growth`, as `training.rules.grown` has it."""
+    outer_growth: float = 0.25
     outer_momentum: float
     codec: str
     """Of contributions, and of means, as `compression` reads it."""
@@ -45,7 +47,7 @@ class TrainingMethod:
         rounds take."""
         return {
             "inner": {"optimizer": self.optimizer},
-            "outer": {"lr": self.outer_lr, "momentum": self.outer_momentum},
+            "outer": {"lr": self.outer_lr, "lr_growth": self.outer_growth, "momentum": self.outer_momentum},
             "feedback": {"uplink": "kept", "downlink": "residual", "last_codec": self.last_codec},
             "swarm": {
                 "inner_steps": inner_steps,

@@ -20,8 +20,8 @@ element, one rounding per operation. Hence any slice can be advanced alone, and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -33,9 +33,18 @@ Buffers = tuple[Tensor, ...]
 BLOCK_ELEMENTS = 1 << 20
 """Elements that a step works on at a time: temporaries stay in the cache, and in megabytes for any model."""
 
+FEWEST_GROWN, MOST_GROWN = 2, 16
+"""Contributors from which on an outer rate grows, and up to which: how many were measured."""
+
 
 class OuterRule(Protocol):
-    """An outer optimiser."""
+    """An outer optimiser, a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def lr(self) -> float:
+        """What its steps are multiplied by."""
 
     @property
     def num_buffers(self) -> int:
@@ -178,6 +187,20 @@ def advance_(
             for buffer, values in zip(buffers, changed, strict=True):
                 buffer[low:high] = values
         offset += stop - start
+
+
+def grown(
+    rule: OuterRule,  # for two contributors
+    growth: float,  # exponent; 0: the same rule for any number
+    tokens: Sequence[int],  # what each contributor has trained on
+) -> OuterRule:
+    """The rule for a round of so many: the mean of more pseudo-gradients is shorter, for what they differ in cancels out, and points more nearly where all of them go (digest of DiLoCo,
+    2.2(4): the best outer rate grows with their number). Shares of which some are small count as fewer: as (sum w)^2 / sum w^2."""
+    total, squares = sum(tokens), sum(count * count for count in tokens)
+    number = min(max(total * total / squares, FEWEST_GROWN), MOST_GROWN) if squares else FEWEST_GROWN
+    return replace(
+        rule, lr=round(rule.lr * (number / 2) ** growth, 6)
+    )  # rounded: the last bits of powers differ among machines
 
 
 def halfway(rule: OuterRule) -> float:

@@ -130,6 +130,7 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     options = CreateOptions(name="b", method=name, data=str(corpus), steps=300, home=tmp_path / "a", open=True)
     manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
     method = training_method(name, 300)
+    assert read_recipe(manifest).terms().growth == manifest.outer.lr_growth == method.outer_growth == 0.25
     assert (manifest.inner.optimizer, manifest.outer.lr, manifest.outer.momentum) == (
         "muon",
         method.outer_lr,
@@ -160,6 +161,7 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
         0.4,
         method.outer_momentum,
     )
+    assert manifest.outer.lr_growth == 0.0, "somebody chose that rate"
     assert manifest.uplink_codec == "int8(block=128)" and manifest.laps == Laps(least=5, most=5)
     assert manifest.fragments == 1, "three do not divide five steps"
     assert manifest.feedback.last_codec == "", "it might be coarser than the codec of the flag"

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import dataclasses
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,15 +18,19 @@ from farflung.node.allowance import BURST_BYTES, BYTES_PER_S, LEAST_BYTES
 from farflung.node.detours import Detours
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
+from farflung.node.peer import TICK_S
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.terms import Terms
 from farflung.protocol import messages
-from farflung.protocol.chain import founded
+from farflung.protocol.chain import Commit, Contribution, RoundResult, founded
+from farflung.protocol.effects import Effect
 from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import SIGNATURE_BYTES, Ed25519Signer
 from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.protocol.member import Member
+from farflung.protocol.membership import VERDICT_AFTER, Liveness
 from farflung.sims import clock
 from farflung.sims.attacks import Attack, AttackingNetwork
 from farflung.sims.hub import MemoryHub
@@ -98,6 +103,28 @@ def test_a_meeting_weighs_as_much_as_the_rule_of_the_next_round_asks(
         assert peer.exchange._meetings._weight() == halfway(rule)
 
     assert not refusals(body, settings=rules(US.peer_id, total_steps=steps), feedback=FeedbackSpec(uplink=feedback))
+
+
+def test_the_rate_of_a_round_follows_from_who_contributed_and_that_of_the_next_from_the_view() -> None:
+    flat = uniform(CODEC, NUMEL)
+    terms = Terms(
+        settings=SETTINGS, pace=PACE, uplink=flat, downlink=flat, feedback=FeedbackSpec(), outer=OUTER, growth=0.5
+    )
+    peers = tuple(bytes([i]) * 32 for i in range(8))
+
+    def commit(view: tuple[bytes, ...], tokens: tuple[int, ...]) -> Commit:
+        shares = tuple(Contribution(peer, count, 1, 0) for peer, count in zip(peers, tokens, strict=False))
+        found = founded(SETTINGS.swarm, US, SETTINGS.rules).commit
+        return msgspec.structs.replace(found, view=view, round=RoundResult(b"p" * 32, shares, (), 1000))
+
+    assert terms.rule(commit(peers, (7, 7, 7, 7, 7, 7, 7, 7))) == at_rate(2 * OUTER.lr)
+    assert terms.rule(commit(peers, (7, 7))) == OUTER, "the others brought nothing"
+    assert terms.next_rule(commit(peers, (7, 7))) == at_rate(2 * OUTER.lr)
+    assert terms.next_rule(commit(peers[:1], (7, 7))) == OUTER
+
+
+def at_rate(lr: float) -> OuterRule:
+    return dataclasses.replace(OUTER, lr=lr)
 
 
 @pytest.mark.parametrize(
@@ -269,3 +296,37 @@ def test_what_follows_from_a_message_is_done_though_what_it_asks_to_pass_on_is_n
         assert peer.member.membership.direct(OTHER.peer_id) and done
 
     assert [event["error"] for event in refusals(body)] == ["Malformed"]
+
+
+def test_at_rest_it_looks_again_when_what_comes_makes_anything_due_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not before: a peer that greets often is called dead in time, though this one itself greets every 16 s, and is not looked at all the while."""
+    looks = list[float]()
+    tick = Member.tick
+
+    def looked(member: Member, now: float) -> list[Effect]:
+        looks.append(now)
+        return tick(member, now)
+
+    monkeypatch.setattr(Member, "tick", looked)
+
+    async def body(hub: MemoryHub, network: MemoryNetwork, peer: ReplicaPeer) -> None:
+        loop = asyncio.get_running_loop()
+        member = peer.member
+        member.vitals = lambda: beat(ready_in_s=1000.0)
+        monkeypatch.setattr(peer, "_state", lambda: ("training", "as usual"))
+        async with asyncio.TaskGroup() as group:
+            ticking = group.create_task(peer._tick())
+            await asyncio.sleep(5.0)
+            looks.clear()
+            mail = SealedMail(MemoryNetwork(hub, OTHER.peer_id), OTHER, SETTINGS.swarm, messages.decode)
+            mail.send(US.peer_id, beat(admission=b"invited", every_s=1.0))
+            await asyncio.sleep(1.0)
+            peer._do(member.unreachable(OTHER.peer_id, "the connection broke", loop.time()))
+            dead_at = loop.time() + VERDICT_AFTER * member.membership.every_s(OTHER.peer_id)
+            await asyncio.sleep(dead_at + 1.0 - loop.time())
+            other = member.membership.peers[OTHER.peer_id]
+            assert other.liveness is Liveness.DEAD and other.since <= dead_at + 2 * TICK_S
+            assert len(looks) <= 8
+            ticking.cancel()
+
+    assert not refusals(body)

@@ -226,6 +226,7 @@ def test_model_ranges(change: dict[str, Any], says: str) -> None:
         (OuterSpec, {"clip": 0.1}, "outer.clip = 0.1: only heavyball clips"),
         (OuterSpec, {"optimizer": "heavyball", "clip": -1.0}, "outer.clip = -1.0"),
         (OuterSpec, {"momentum": 1.0}, "outer.momentum = 1.0"),
+        (OuterSpec, {"lr_growth": 1.5}, "outer.lr_growth = 1.5"),
         (PipelineSpec, {"stages": 0}, "pipeline.stages = 0: must be between 1 and 64"),
         (PipelineSpec, {"stages": 2, "layers": (3,)}, "must name the layers of each of the 2 stages"),
         (PipelineSpec, {"stages": 2, "layers": (3, 0)}, "pipeline.layers = 0"),

@@ -27,7 +27,7 @@ from farflung.sims.quality_tiers import CI, NIGHTLY, TIERS
 from farflung.sims.quality_train import Outcome, finished
 from farflung.sims.quality_words import _half, budget, checks, goals, settings
 from farflung.sims.quality_worker import Worker
-from farflung.training.rules import Sgd
+from farflung.training.rules import Nesterov, Sgd
 from farflung.training.streaming import Timetable
 
 
@@ -313,6 +313,12 @@ def test_ours_have_rarer_rounds_in_long_runs() -> None:
 
     assert {"default", "thrifty"} <= {method.name for method in by_names(None, 2400)}
     assert intervals(None) == intervals(540) == [30, 30] and intervals(2400) == [60, 240]
+
+
+def test_our_outer_rate_grows_with_the_peers() -> None:
+    for peers, lr in ((None, 0.7), (2, 0.7), (8, 0.989949)):
+        (ours,) = by_names("thrifty", 540, None, peers)
+        assert isinstance(ours.outer, Outer) and ours.outer.rule == Nesterov(lr=lr, momentum=0.5)
 
 
 def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

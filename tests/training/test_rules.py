@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from farflung.training.fragments import Fragment
 from farflung.training.outer import OuterState
-from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd, Sign, advance_, empty_buffers
+from farflung.training.rules import (
+    MOST_GROWN,
+    HeavyBall,
+    Nesterov,
+    OuterRule,
+    Sgd,
+    Sign,
+    advance_,
+    empty_buffers,
+    grown,
+)
 
 N, ROUNDS = 200, 20
 WHOLE = Fragment(((0, N),))
@@ -145,3 +155,41 @@ def test_an_update_that_does_not_fit_changes_nothing() -> None:
 def test_numbers_that_cannot_be_are_refused(make: Callable[[], OuterRule]) -> None:
     with pytest.raises(ValueError):
         make()
+
+
+@given(
+    tokens=st.lists(st.integers(1, 10**9), min_size=1, max_size=64),
+    growth=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+    factor=st.integers(1, 1000),
+)
+def test_a_rate_grows_with_the_number_of_contributors_and_small_ones_count_less(
+    tokens: list[int], growth: float, factor: int
+) -> None:
+    rule = Nesterov(lr=0.7, momentum=0.5)
+
+    def rate(tokens: list[int]) -> float:
+        found = grown(rule, growth, tokens)
+        assert isinstance(found, Nesterov) and found.momentum == 0.5
+        return found.lr
+
+    most = rate([tokens[0]] * len(tokens))
+    assert most == pytest.approx(0.7 * (min(max(len(tokens), 2), 16) / 2) ** growth, abs=1e-6)
+    assert 0.7 <= rate(tokens) <= most, "unequal shares are worth fewer"
+    assert rate([count * factor for count in tokens]) == pytest.approx(rate(tokens), abs=2e-6)
+    assert growth or rate(tokens) == 0.7
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lr"),
+    [
+        ([], 0.7),
+        ([5], 0.7),
+        ([5, 5], 0.7),
+        ([4096] * 8, 0.989949),
+        ([4096] * 8 + [1] * 8, 0.99007),
+        ([4096] * MOST_GROWN, 1.177255),
+        ([4096] * 64, 1.177255),
+    ],
+)
+def test_rates_of_some_rounds(tokens: list[int], lr: float) -> None:
+    assert grown(Nesterov(lr=0.7), 0.25, tokens) == Nesterov(lr=lr)
