@@ -14,7 +14,7 @@ from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
 from farflung.node.means import MeanStore
 from farflung.node.sealed_mail import SealedMail
-from farflung.node.storage import SavedVote, Storage
+from farflung.node.storage import Storage
 from farflung.node.trainer import Trainer
 from farflung.protocol.effects import (
     Apply,
@@ -82,8 +82,8 @@ class Executor:
         match effect:
             case Send(to, message, via):
                 self._mail.send(to, message, via)
-            case SaveVote(height, ballot, accepted):
-                await self._journal(self._storage.save_vote, SavedVote(height, ballot, accepted))
+            case SaveVote(vote):
+                await self._journal(self._storage.save_vote, vote)
             case Expect(plan_id, plan):
                 exchange.expect(plan_id, plan)
                 exchange.meet(plan_id, group)

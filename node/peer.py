@@ -227,12 +227,13 @@ class Peer:
         )
         try:
             async with asyncio.TaskGroup() as group:
+                votes = await self._journal(self._storage.load_votes)
+                for vote in votes:
+                    if vote.accepted is not None and vote.accepted.commit.round is not None:
+                        self._means.protect(vote.accepted.commit.round.plan)
+                self.member.recall(votes)
                 if history:
-                    saved = await self._journal(self._storage.load_vote)
-                    vote = None if saved is None else (saved.height, saved.ballot, saved.accepted)
-                    if saved is not None and saved.accepted is not None and saved.accepted.commit.round is not None:
-                        self._means.protect(saved.accepted.commit.round.plan)
-                    self._do(self.member.begin(anchor, history, self._now(), vote=vote))
+                    self._do(self.member.begin(anchor, history, self._now()))
                     await self.applier.resume(history)
                 self.network.on_message(self._on_message)
                 self.exchange.serve()
@@ -312,9 +313,11 @@ class Peer:
             await self.applier.save_place()
 
     def _watch_end(self, now: float) -> None:
-        """When the run is complete: serve those who are behind for a moment, then leave. When we wait for a place in vain, and there are other groups: at once."""
+        """When the run is complete: serve those who are behind for a moment, then leave. When we wait for a group in vain, and there are others: at once."""
         if self.member.waits_in_vain(now) and not self._is_complete() and not self._stop.is_set():
-            self.stop("the group in which it waits for a place can take nobody in, and it goes to another one")
+            lost = "its group has been without a quorum for too long"
+            full = "the group in which it waits for a place can take nobody in"
+            self.stop(f"{lost if self.member.in_view else full}, and it goes to another one")
             self._waited_for = self.member.group
         if not self._is_complete() or not self.applier.idle or not self._exit_when_done:
             return

@@ -24,4 +24,4 @@ class Left:
     moves_to: int | None = None
     """The stage for which it has left its own."""
     waited_for: bytes | None = None
-    """The group in which it has waited for a place in vain, to begin anew with another: its disk is as a newcomer's."""
+    """The group for which it has waited in vain, to begin anew with another: its disk is as a newcomer's, but for its votes."""

@@ -1,6 +1,6 @@
 """What a node must not forget, on disk: votes, history, means not yet in a checkpoint, the learner and its place in the data.
 
-    vote                what was promised and voted for at the open height; written before the vote leaves
+    vote, vote-GROUP    what was promised and voted for at the open height of each group that this node has been in; written before the vote leaves
     history.msgpack     certified commits, appended one by one; of 1024 only the newest half is kept, which is all that is ever loaded
     means/PLAN          encoded means of a round committed since the last checkpoint (`mean_files`)
     chunks/             outer state of a late join that is not complete yet
@@ -29,7 +29,7 @@ from farflung.node.mean_files import MeanFiles
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
 from farflung.protocol.limits import MAX_CONTROL_BYTES
-from farflung.protocol.messages import Accepted
+from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import HISTORY
 from farflung.protocol.types import Intervals
 from farflung.training.checkpoint import read_state, write_state
@@ -68,13 +68,8 @@ RESIDUALS = "residuals"
 MOST_LINKS = 2 * HISTORY
 """Entries of the history file at which it is written anew: the protocol remembers HISTORY, and one file in so many commits costs little."""
 
+_VOTE = re.compile(rf"{VOTE}(-[0-9a-f]+)?")
 _CHUNK = re.compile(rf"([0-9]+)-([0-9]+)(?:{re.escape(UNFINISHED)})?")
-
-
-class SavedVote(Struct, frozen=True, array_like=True):
-    height: int
-    ballot: int
-    accepted: Accepted | None
 
 
 class Place(Struct, frozen=True, array_like=True):
@@ -112,11 +107,13 @@ class Storage(Protocol):
     """
 
     def clear(self) -> None:
-        """Forget everything, for good: nothing else is asked of this storage."""
+        """Forget everything but votes, for good: nothing else is asked of this storage."""
 
-    def save_vote(self, vote: SavedVote) -> None: ...
+    def save_vote(self, vote: SavedVote) -> None:
+        """In the place of the last one of its group."""
 
-    def load_vote(self) -> SavedVote | None: ...
+    def load_votes(self) -> list[SavedVote]:
+        """The newest of each group."""
 
     def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
         """`anchor` is the parent when `certified` does not follow what was appended last."""
@@ -164,7 +161,8 @@ class FileStorage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._votes = Slots(folder / VOTE, MAX_VOTE_BYTES, LOST_VOTE)
+        self._votes: dict[bytes, Slots] = {}
+        """By group."""
         self._history = Journal(folder / HISTORY_FILE, LOST_HISTORY)
         self._means = MeanFiles(folder / "means")
         self._chunks: dict[int, Path] | None = None
@@ -179,21 +177,31 @@ class FileStorage:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove what a `clear` that was cut short has left."""
+        """Finish a `clear` that was cut short: take the votes along, and remove the rest."""
         with writing(self._given_up):
-            if self._given_up.exists():
-                shutil.rmtree(self._given_up)
+            if not self._given_up.exists():
+                return
+            self.folder.mkdir(exist_ok=True)
+            for path in _vote_files(self._given_up):
+                path.rename(self.folder / path.name)
+            sync_folder(self.folder)
+            sync_folder(self.folder.parent)
+            shutil.rmtree(self._given_up)
 
     @property
     def _given_up(self) -> Path:
         return self.folder.with_name(self.folder.name + ".given-up")
 
     def save_vote(self, vote: SavedVote) -> None:
-        self._votes.save(msgspec.msgpack.encode(vote))
+        slots = self._votes.get(vote.group)
+        if slots is None:
+            name = f"{VOTE}-{vote.group.hex()}" if vote.group else VOTE
+            slots = self._votes[vote.group] = _slots(self.folder / name)
+        slots.save(msgspec.msgpack.encode(vote))
 
-    def load_vote(self) -> SavedVote | None:
-        data = self._votes.load()
-        return None if data is None else _decode(self.folder / VOTE, data, SavedVote, LOST_VOTE)
+    def load_votes(self) -> list[SavedVote]:
+        found = ((path, _slots(path).load()) for path in _vote_files(self.folder))
+        return [_decode(path, data, SavedVote, LOST_VOTE) for path, data in found if data is not None]
 
     def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
         if self._history.count() >= MOST_LINKS:
@@ -311,6 +319,14 @@ class FileStorage:
         """Number and version of each, and its file. Other files are not ours to touch."""
         found = [(_CHUNK.fullmatch(path.name), path) for path in sorted((self.folder / "chunks").iterdir())]
         return [(int(name[1]), int(name[2]), path) for name, path in found if name is not None]
+
+
+def _vote_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _VOTE.fullmatch(path.name))
+
+
+def _slots(path: Path) -> Slots:
+    return Slots(path, MAX_VOTE_BYTES, LOST_VOTE)
 
 
 def _decode(path: Path, data: bytes, kind: type[T], remedy: str) -> T:

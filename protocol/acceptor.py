@@ -12,6 +12,7 @@ from farflung.protocol.effects import Effect, Note, SaveVote, Send
 from farflung.protocol.errors import Refused
 from farflung.protocol.keys import PeerId, Signer
 from farflung.protocol.messages import Accepted, Propose, Voted
+from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import MAX_BALLOT_STEP
 
 
@@ -19,6 +20,10 @@ from farflung.protocol.settings import MAX_BALLOT_STEP
 class Acceptor:
     """See the module. Whoever calls decides whether to promise or to vote; this keeps the two consistent."""
 
+    height: int = 0
+    """Of the commit that is open."""
+    group: bytes = b""
+    """Whose it is."""
     ballot: int = 0
     accepted: Accepted | None = None
     """The last vote."""
@@ -36,11 +41,16 @@ class Acceptor:
         if voted is not None and voted.ballot == message.ballot and voted.commit != message.commit:
             raise Refused(f"two proposals at ballot {message.ballot}", peer=sender)
 
-    def promise(self, height: int, ballot: int, reason: str) -> list[Effect]:
-        """Go to a higher ballot of `height`."""
+    @property
+    def saved(self) -> SavedVote:
+        """All that binds us here."""
+        return SavedVote(self.height, self.ballot, self.accepted, self.group)
+
+    def promise(self, ballot: int, reason: str) -> list[Effect]:
+        """Go to a higher ballot."""
         self.ballot, self.voted_at = ballot, None
-        note = Note("ballot", {"round": height, "ballot": ballot, "reason": reason})
-        return [note, SaveVote(height, ballot, self.accepted)]
+        note = Note("ballot", {"round": self.height, "ballot": ballot, "reason": reason})
+        return [note, SaveVote(self.saved)]
 
     def vote(self, message: Propose, sender: PeerId, *, swarm: bytes, signer: Signer, now: float) -> list[Effect]:
         """Vote for a proposal at our ballot, which has been checked."""
@@ -49,6 +59,6 @@ class Acceptor:
         digest = chain.commit_hash(swarm, commit)
         signature = signer.sign(chain.vote_bytes(swarm, commit.height, message.ballot, digest))
         return [
-            SaveVote(commit.height, self.ballot, self.accepted),
+            SaveVote(self.saved),
             Send(sender, Voted(commit.height, message.ballot, digest, signature)),
         ]

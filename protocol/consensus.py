@@ -7,7 +7,7 @@ is runs a `Proposer`. When nothing comes of a ballot, and `patience` says when, 
 Only who holds the outer state leads or votes (`standing`). Messages are about the next height: whoever is behind is helped along by the `Follower`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from farflung.protocol import chain, patience
@@ -22,7 +22,6 @@ from farflung.protocol.keys import PeerId, Signer, short, verify
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import (
     Abort,
-    Accepted,
     Collected,
     Cut,
     Fetch,
@@ -36,6 +35,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.participation import Participation, check_plan, check_promise
 from farflung.protocol.proposer import Proposer, plan_id
+from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import MAX_BALLOT_STEP, RESEND_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
@@ -57,6 +57,8 @@ class Consensus:
     says: Callable[[float], Word | None] = lambda now: None
     """What our stage's chain is to say of lives from now on, where stages decide together; None: nothing new (`accord`)."""
     acceptor: Acceptor = field(default_factory=Acceptor)
+    _saved: dict[bytes, SavedVote] = field(default_factory=dict)
+    """The newest of each group."""
     proposer: Proposer | None = None
     """When it is our turn, and we hold the state."""
     round_at: float = 0.0
@@ -110,6 +112,8 @@ class Consensus:
             )
         if not self.has_quorum:
             return patience.why_no_quorum(self)
+        if self._lags:
+            return "waiting for the others' history: this node has voted for what follows after it"
         if not self.standing.holds(self.me):
             return "downloading the outer state; votes once it is here"
         if self.proposer is not None:
@@ -118,38 +122,64 @@ class Consensus:
 
     # ---- heights and ballots -----------------------------------------------------------------------------------
 
-    def begin(self, now: float, vote: tuple[int, int, Accepted | None] | None) -> list[Effect]:
-        """The history is another one. `vote` is what was promised and voted for before a restart: (height, ballot, accepted)."""
+    def recall(self, votes: Iterable[SavedVote]) -> None:
+        """What was promised and voted for before a restart."""
+        self._saved |= {vote.group: vote for vote in votes}
+
+    def has_voted_in(self, group: bytes) -> bool:
+        """Or promised anything."""
+        return group in self._saved
+
+    def begin(self, now: float) -> list[Effect]:
+        """The history is another one."""
         self.round_at = now
-        self.acceptor = Acceptor()
-        if vote is not None and vote[0] == self.head.commit.height + 1:
-            self.acceptor = Acceptor(ballot=vote[1], accepted=vote[2])
-        return self._open(now)
+        return self._next_acceptor(now)
 
     def next_height(self, now: float) -> list[Effect]:
         """The history has moved by one."""
         if self.head.commit.round is not None:
             self.round_at = now
-        self.acceptor = Acceptor()
+        return self._next_acceptor(now)
+
+    def _next_acceptor(self, now: float) -> list[Effect]:
+        if self.acceptor.ballot > 0 or self.acceptor.accepted is not None:
+            self._saved[self.acceptor.group] = self.acceptor.saved
+        head = self.head.commit
+        self.acceptor = Acceptor(head.height + 1, head.group)
+        saved = self._saved.get(head.group)
+        if saved is not None and saved.height == head.height + 1:
+            self.acceptor = Acceptor(saved.height, saved.group, saved.ballot, saved.accepted)
         return self._open(now)
+
+    @property
+    def has_say(self) -> bool:
+        """Whether to promise, propose and vote."""
+        return self.follower.in_view and not self._lags
+
+    @property
+    def _lags(self) -> bool:
+        """Whether our disk says that we have voted at a later height: those before it are decided, by a history that we have lost, and not to be decided once more. Others
+        bring it."""
+        saved = self._saved.get(self.acceptor.group)
+        return saved is not None and saved.height > self.acceptor.height
 
     def _open(self, now: float) -> list[Effect]:
         """A new height or ballot: lead it when it is our turn, and tell the proposer where we stand."""
         self.slot_at = now
         self.proposer = None
-        if not self.follower.in_view:
+        if not self.has_say:
             return []
         if self.proposer_now() == self.me and self.standing.holds(self.me):
             self.proposer = Proposer(self.ballot, now)
         return self.promise(now)
 
     def _move_to(self, ballot: int, reason: str, now: float) -> list[Effect]:
-        promise = self.acceptor.promise(self.head.commit.height + 1, ballot, reason)
+        promise = self.acceptor.promise(ballot, reason)
         return [*self.attendance.drop(final=False), *promise, *self._open(now)]
 
     def promise(self, now: float) -> list[Effect]:
         """Tell the proposer at which ballot we are, what we have voted for, and what we offer."""
-        if not self.follower.in_view:
+        if not self.has_say:
             return []
         self.promised_at = now
         height, parent = self.head.commit.height + 1, self.follower.head_hash()
@@ -158,7 +188,7 @@ class Consensus:
 
     def state_came(self, now: float) -> list[Effect]:
         """We hold the outer state: perhaps it was our turn all the time, but we could not vote."""
-        if self.proposer is None and self.follower.in_view and self.proposer_now() == self.me:
+        if self.proposer is None and self.has_say and self.proposer_now() == self.me:
             return self._open(now)
         return []
 
@@ -170,7 +200,7 @@ class Consensus:
 
     def follow(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Effect]:
         """Go to where a fellow member is, when it is at a later ballot of our height and nothing keeps us at ours."""
-        if not self.follower.in_view or self.attendance.part is not None or sender not in self.head.commit.view:
+        if not self.has_say or self.attendance.part is not None or sender not in self.head.commit.view:
             return []
         if beat.height != self.head.commit.height or beat.ballot <= self.ballot:
             return []
@@ -210,7 +240,7 @@ class Consensus:
         check_promise(message, self.head.commit, self.settings, sender)
         effects: list[Effect] = []
         if message.ballot > self.ballot and self.attendance.part is None:
-            if self.follower.turn(message.ballot) == self.me:
+            if self.follower.turn(message.ballot) == self.me and self.has_say:
                 effects += self._move_to(message.ballot, f"{short(sender)} asks us to lead", now)
         if self.proposer is not None and message.ballot == self.ballot:
             self.proposer.on_promise(sender, message, now)
@@ -223,8 +253,8 @@ class Consensus:
             raise Refused(f"a plan for ballot {plan.ballot}, which is not its turn", peer=sender)
         self.acceptor.check_near(plan.ballot, sender)
         name = plan_id(self.settings.swarm, plan)
-        if plan.ballot < self.ballot or self.attendance.has_seen(name):
-            return []  # too late, or repeated
+        if plan.ballot < self.ballot or self.attendance.has_seen(name) or self._lags:
+            return []  # too late, or repeated, or not for us
         check_plan(plan, self.head.commit, self.settings, self.me, self.attendance.ready, sender)
         # A second plan at one ballot says that the proposer has given the first up.
         before = self.attendance.part
@@ -247,7 +277,7 @@ class Consensus:
         chain.check_successor(rules.swarm, parent, commit, rules.rules, peer=sender)
         if self.attendance.part is not None:
             self.attendance.part.check_result(commit, sender)
-        if not self.follower.in_view:
+        if not self.has_say:
             return []
         effects: list[Effect] = []
         if message.ballot > self.ballot:
@@ -278,7 +308,7 @@ class Consensus:
     def tick(self, now: float) -> list[Effect]:
         """Deadlines and repetitions."""
         effects: list[Effect] = []
-        if self.follower.in_view:
+        if self.has_say:
             reason = patience.why_next_ballot(self, now)
             if reason is not None:
                 effects += self._move_to(self.ballot + 1, reason, now)

@@ -8,7 +8,8 @@ import msgspec
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId
-from farflung.protocol.messages import Accepted, Message, Plan
+from farflung.protocol.messages import Message, Plan
+from farflung.protocol.saved_vote import SavedVote
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -24,9 +25,7 @@ class Send(msgspec.Struct, frozen=True):
 class SaveVote:
     """Write to disk, before anything that follows: what we promised and voted for."""
 
-    height: int
-    ballot: int
-    accepted: Accepted | None
+    vote: SavedVote
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from farflung.protocol import chain
-from farflung.protocol.chain import Certified
+from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.errors import Refused
 from farflung.protocol.history import History, check_chain
@@ -85,7 +85,10 @@ class Follower:
         """
         if sender not in self._asked:
             raise Refused("a history that we did not ask for", peer=sender)
-        if self.started and not self._left_behind(message.chain[0].commit.height, membership, now):
+        if self.started and not (
+            self._descends(message.chain[0].commit)
+            and self._left_behind(message.chain[0].commit.height, membership, now)
+        ):
             return None
         check_chain(self.settings, message, sender)
         behind = f"from height {self.height} " if self.started else ""
@@ -97,6 +100,12 @@ class Follower:
         parent, rules = self.history.head.commit, self.settings
         chain.check_successor(rules.swarm, parent, certified.commit, rules.rules, peer=sender)
         chain.check_certificate(rules.swarm, certified, parent.view, peer=sender)
+
+    def _descends(self, commit: Commit) -> bool:
+        """Whether a commit is of our group, or of one that has come of it: its samples are a part of ours. Of another group versions are other bytes, and members of ours that
+        have gone there are not where ours has gone."""
+        ours = self.history.head.commit.ledger.shares
+        return commit.ledger.shares[: len(ours)] == ours
 
     def _left_behind(self, height: int, membership: Membership, now: float) -> bool:
         """Whether the swarm has gone on without us for longer than anybody remembers: a quorum of the view we know says so, or all that is left of it, when the others have

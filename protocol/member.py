@@ -24,7 +24,6 @@ from farflung.protocol.keys import PeerId, Signer
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import (
-    Accepted,
     Commits,
     Committed,
     Forward,
@@ -38,6 +37,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.neighbours import Found, Neighbours, smallest_group
 from farflung.protocol.quorum import is_quorum
+from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import RESEND_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
@@ -124,7 +124,7 @@ class Member:
     def waits_in_vain(self, now: float) -> bool:
         """Whether it is time to begin anew with another group (`waiting`)."""
         has_divided = self.started and bool(self.head.commit.ledger.shares)  # what strangers say of groups is no reason
-        return has_divided and not self.in_view and self.waiting.in_vain(now, self.neighbours.groups.values())
+        return has_divided and self.waiting.in_vain(now, self.neighbours.groups.values())
 
     def admitted(self, peer: PeerId) -> bool:
         """Whether a peer has shown that it may be here, to us or to a quorum."""
@@ -146,22 +146,15 @@ class Member:
 
     # ---- the node's own news -----------------------------------------------------------------------------------
 
-    def begin(
-        self,
-        anchor: Commit | None,
-        history: Iterable[Certified],
-        now: float,
-        *,
-        vote: tuple[int, int, Accepted | None] | None = None,
-    ) -> list[Effect]:
-        """Start from a history: the genesis, what was saved, or what a donor sent (checked before).
+    def recall(self, votes: Iterable[SavedVote]) -> None:
+        """What was promised and voted for before a restart. It counts from the first message on, so that a restarted member never says two things at one ballot."""
+        self.consensus.recall(votes)
 
-        `vote` is what was promised and voted for before a restart: (height, ballot, accepted). It counts from the first
-        message on, so that a restarted member never says two things at one ballot.
-        """
+    def begin(self, anchor: Commit | None, history: Iterable[Certified], now: float) -> list[Effect]:
+        """Start from a history: the genesis, what was saved, or what a donor sent (checked before)."""
         effects = [*self.attendance.drop(final=False), *self.attendance.give_up("the history went on without us")]
         self.history.replace(anchor, history)
-        self.waiting.begin(now, has_voted=vote is not None)
+        self.waiting.begin(now, has_voted=self.consensus.has_voted_in(self.group))
         for peer in self.head.commit.view:
             self.membership.expect(peer, now)
         self.follower.elsewhere.clear()
@@ -170,7 +163,7 @@ class Member:
         for peer, beat in self.membership.said():
             if self._is_elsewhere(peer, beat) and not self._is_member(peer):
                 self._goes_by(peer, beat.group)
-        return self._settle(effects + self.consensus.begin(now, vote), now)
+        return self._settle(effects + self.consensus.begin(now), now)
 
     def set_ready(self, ready: Ready, now: float) -> list[Effect]:
         """Local progress may go into a round; training stands until RoundOver."""
@@ -388,10 +381,9 @@ class Member:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
         view = self._view
         effects = self.membership.tick(now, keep=view)
-        takes = not view or (
-            is_quorum(view, self.membership.live(view)) and self.settings.rules.has_room(self.head.commit)
-        )
-        self.waiting.look(now, in_view=self.me in view, takes=takes)
+        decides = not view or is_quorum(view, self.membership.live(view))
+        takes = decides and (self.in_view or not view or self.settings.rules.has_room(self.head.commit))
+        self.waiting.look(now, in_view=self.in_view, takes=takes)
         if len(self.standing.admitted) > len(self.membership.peers):
             self.standing.admitted &= self.membership.peers.keys()  # who was forgotten shows again that it may be here
         if now >= self._greets_at:

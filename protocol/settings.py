@@ -11,7 +11,8 @@ RESEND_S = 1.5
 """Seconds between repetitions of a message that was not acted on: control messages may be lost."""
 
 VAIN_S = 180.0
-"""Without a quorum of the group in which a newcomer waits for a place, while there are others: its members may only have been started again, or parted for a moment."""
+"""Without a quorum of the group in which a newcomer waits for a place, while there are others: its members may only have been started again, or parted for a moment.
+They themselves wait longer (`waiting`)."""
 
 ASLEEP_S = 30.0
 """Between two looks at deadlines, if nothing else: after more the machine has slept, and knows nothing of the time between."""

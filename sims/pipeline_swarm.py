@@ -31,7 +31,7 @@ from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
 from farflung.node.stage_self import OUTSIDE
 from farflung.node.stage_start import SPENT
-from farflung.node.storage import SavedVote, newest_history
+from farflung.node.storage import newest_history
 from farflung.node.terms import Terms
 from farflung.protocol import pipeline_messages
 from farflung.protocol.appointment import Appointment
@@ -42,6 +42,7 @@ from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.lives import Life, group_of
 from farflung.protocol.pipeline_messages import UNKNOWN, Domains
 from farflung.protocol.roll import Roll
+from farflung.protocol.saved_vote import SavedVote
 from farflung.sims import clock
 from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.hub import MemoryHub
@@ -111,7 +112,7 @@ class StageView:
     outfit: Any
     ids: list[PeerId]
     numbers: dict[PeerId, int]
-    saved_vote: Callable[[int], SavedVote | None]
+    saved_vote: Callable[[int, bytes], SavedVote | None]
     peers: dict[int, StagePeer] = field(default_factory=dict)
     learners: dict[int, SimStageLearner] = field(default_factory=dict)
     attackers: frozenset[PeerId] = frozenset()
@@ -366,7 +367,9 @@ class PipelineSwarm:
         if life not in self._judges:
             outfit = _Outfit(recipe.terms(life))
             numbers = {peer_id: number for number, peer_id in enumerate(self.ids)}
-            self._views[life] = StageView(outfit, self.ids, numbers, lambda peer: self.disks[peer].storages[life].vote)
+            self._views[life] = StageView(
+                outfit, self.ids, numbers, lambda peer, group: self.disks[peer].storages[life].votes.get(group)
+            )
             where = f"stage {life.stage}" + (f", life {life.number}" if life.number else "")
             judge = Judge(
                 broken=lambda which, what: self._broken(f"{where}, invariant {which}: {what}"),

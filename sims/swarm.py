@@ -18,11 +18,12 @@ from farflung.node.facilities import Facilities, Facts
 from farflung.node.learner import WholeLearner
 from farflung.node.peer import Peer
 from farflung.node.replica_peer import ReplicaPeer
-from farflung.node.storage import SavedVote, newest_history
+from farflung.node.storage import newest_history
 from farflung.node.terms import Terms
 from farflung.protocol.chain import founded
 from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.messages import Part
+from farflung.protocol.saved_vote import SavedVote
 from farflung.sims import clock
 from farflung.sims.attacks import Attack, AttackingNetwork, Backwards
 from farflung.sims.books import Witness
@@ -151,9 +152,9 @@ class Swarm:
             self.hub.handled_at = lambda now: shared.reserve(self.outfit.message_s, now)
             self.hub.read_at = lambda now: shared.reserve(self.outfit.write_s, now)
 
-    def saved_vote(self, peer: int) -> SavedVote | None:
-        """What a peer's disk says that it has promised and voted for."""
-        return self.disks[peer].vote
+    def saved_vote(self, peer: int, group: bytes) -> SavedVote | None:
+        """What a peer's disk says that it has promised and voted for in a group."""
+        return self.disks[peer].votes.get(group)
 
     # ---- fault_playing.Processes -------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class Swarm:
             await network.close()
 
     async def _live_on(self, index: int, network: MemoryNetwork, avoids: frozenset[bytes]) -> bytes | None:
-        """The life of a node on its network. Returns the group in which it has waited for a place in vain, if it begins anew with another."""
+        """The life of a node on its network. Returns the group for which it has waited in vain, if it begins anew with another."""
         outfit, signer = self.outfit, self.outfit.signers[index]
         me, attacks = signer.peer_id, outfit.attacks(index)
         log = EventLog(None, swarm="sim", peer=short(me), clock=self.hub.loop.time)

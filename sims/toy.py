@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from farflung.compression.codec import Payload
 from farflung.node.learner import Learner
 from farflung.node.mean_files import PLAN_BYTES
-from farflung.node.storage import Link, Place, SavedVote, TakeChunk
+from farflung.node.storage import Link, Place, TakeChunk
 from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.saved_vote import SavedVote
 from farflung.sims.books import SampleBook
 from farflung.training.coupled import Coupled, Slice, Update
 from farflung.training.inner import StepReport
@@ -213,10 +214,11 @@ class MemoryStorage:
     """A disk that outlives its process. What is written without a sync, as means are, is still in the memory of its machine, which loses it with its power."""
 
     def __init__(self) -> None:
+        self.votes: dict[bytes, SavedVote] = {}
+        """By group."""
         self.clear()
 
     def clear(self) -> None:
-        self.vote: SavedVote | None = None
         self.history: list[Link] = []
         self.means: dict[tuple[bytes, int], bytes] = {}
         self._synced: dict[tuple[bytes, int], bytes] = {}
@@ -226,10 +228,10 @@ class MemoryStorage:
         self.residuals: dict[str, Tensor] = {}
 
     def save_vote(self, vote: SavedVote) -> None:
-        self.vote = vote
+        self.votes[vote.group] = vote
 
-    def load_vote(self) -> SavedVote | None:
-        return self.vote
+    def load_votes(self) -> list[SavedVote]:
+        return list(self.votes.values())
 
     def append_commit(self, anchor: Commit | None, certified: Certified) -> None:
         self.history.append(Link(anchor, certified))

@@ -7,18 +7,16 @@ said is on disk before it is sent.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from farflung.node.storage import SavedVote
 from farflung.protocol.chain import commit_hash
 from farflung.protocol.messages import Promise, Voted
+from farflung.protocol.saved_vote import SavedVote
 
 
 @dataclass(slots=True)
 class Word:
-    """What a member is bound by, at one height."""
+    """What a member is bound by, at one height of a group."""
 
     height: int
-    group: bytes
-    """Whose history has that height: who has left one for another is bound by nothing there."""
     promised: int = 0
     """Ballot below which it votes for nothing."""
     voted: tuple[int, bytes] | None = None
@@ -31,8 +29,8 @@ class Votes:
 
     broken: Callable[[str], None]
     """Told what was seen."""
-    _words: dict[int, Word] = field(default_factory=dict)
-    """By peer."""
+    _words: dict[tuple[int, bytes], Word] = field(default_factory=dict)
+    """By peer and group, wherever it has been since."""
 
     def on_word(
         self, index: int, message: Promise | Voted, swarm: bytes, saved: SavedVote | None, group: bytes
@@ -42,9 +40,9 @@ class Votes:
         if not _is_on_disk(message, swarm, saved):
             said = "promises" if isinstance(message, Promise) else "votes"
             self.broken(f"peer {index} {said} at ballot {message.ballot} of {where}, which is not on its disk")
-        word = self._words.get(index)
-        if word is None or word.group != group or word.height < message.height:
-            word = self._words[index] = Word(message.height, group)
+        word = self._words.get((index, group))
+        if word is None or word.height < message.height:
+            word = self._words[index, group] = Word(message.height)
         if message.height != word.height:
             return
         if message.ballot < word.promised:

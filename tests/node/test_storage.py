@@ -16,11 +16,12 @@ from farflung.node import mean_files
 from farflung.node import storage as storage_module
 from farflung.node.durable import write_atomically
 from farflung.node.mean_files import PLAN_BYTES
-from farflung.node.storage import FileStorage, Link, Place, SavedVote, newest_history
+from farflung.node.storage import FileStorage, Link, Place, newest_history
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.messages import Accepted
+from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import HISTORY
 
 A = b"a" * 32
@@ -99,7 +100,7 @@ def chunks(storage: FileStorage) -> list[tuple[int, int, bytes]]:
 
 def test_a_fresh_folder_holds_nothing(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path / "swarm")
-    assert storage.load_vote() is None and storage.load_history() == [] and chunks(storage) == []
+    assert storage.load_votes() == [] and storage.load_history() == [] and chunks(storage) == []
     assert load(storage) is None and storage.saved_learner() is None
     assert storage.load_mean(PLANS[0], 0) is None
 
@@ -107,14 +108,16 @@ def test_a_fresh_folder_holds_nothing(tmp_path: Path) -> None:
 def test_everything_comes_back(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
     vote = SavedVote(7, 2, Accepted(1, commit(7)))
-    storage.save_vote(vote)
+    elsewhere = SavedVote(9, 1, None, group=b"g" * 32)
+    for saved_vote in (SavedVote(6, 0, None), elsewhere, vote):
+        storage.save_vote(saved_vote)
     storage.append_commit(None, certified(0))
     storage.append_commit(None, certified(1))
     save(storage, 1)
     storage.save_mean(PLANS[1], 3, b"mean")
     storage.save_chunk(4, 9, b"chunk")
     again = FileStorage(tmp_path)
-    assert again.load_vote() == vote
+    assert again.load_votes() == [vote, elsewhere], "the newest of each group"
     assert again.load_history() == [Link(None, certified(0)), Link(None, certified(1))]
     assert load(again) == (1, place(1))
     assert again.load_mean(PLANS[1], 3) == b"mean" and again.load_mean(PLANS[1], 2) is None
@@ -123,19 +126,48 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert saved is not None and saved[1] == place(1) and (saved[0] / "outer").exists()
 
 
-def test_what_is_cleared_is_as_new(tmp_path: Path) -> None:
-    storage = FileStorage(tmp_path / "checkpoint")
-    storage.save_vote(SavedVote(7, 2, Accepted(1, commit(7))))
-    storage.append_commit(None, certified(0))
+VOTES = [SavedVote(7, 2, Accepted(1, commit(7))), SavedVote(2, 1, None, group=b"g" * 32)]
+
+
+def filled(folder: Path) -> FileStorage:
+    storage = FileStorage(folder)
+    for vote in VOTES:
+        storage.save_vote(vote)
+    for height in (0, 1):
+        storage.append_commit(None, certified(height))
     save(storage, 1)
     storage.save_chunk(4, 9, b"chunk")
-    storage.clear()
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "checkpoint.given-up" / "chunks").mkdir(parents=True)  # as if the machine had died then
+    return storage
+
+
+def test_what_is_cleared_is_as_new_but_for_its_votes(tmp_path: Path) -> None:
+    filled(tmp_path / "checkpoint").clear()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    again = FileStorage(tmp_path / "checkpoint")
+    again.sweep()
+    assert again.load_votes() == VOTES
+    assert again.load_history() == [] and chunks(again) == [] and load(again) is None
+
+
+@pytest.mark.parametrize("fatal", range(12))
+def test_a_kill_while_it_is_cleared_loses_no_vote(
+    tmp_path: Path, kill_at: Callable[[int], Callable[[], int]], monkeypatch: pytest.MonkeyPatch, fatal: int
+) -> None:
+    storage = filled(tmp_path / "checkpoint")
+    steps = kill_at(fatal)
+    killed = False
+    try:
+        storage.clear()
+    except Killed:
+        killed = True
+    assert killed == (steps() > fatal)
+    monkeypatch.undo()
     again = FileStorage(tmp_path / "checkpoint")
     again.sweep()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-    assert again.load_vote() is None and again.load_history() == [] and chunks(again) == [] and load(again) is None
+    assert again.load_votes() == VOTES
+    history = again.load_history()
+    assert bool(history) == (load(again) is not None), "all of it or nothing"
 
 
 def test_a_checkpoint_drops_what_it_makes_unnecessary(tmp_path: Path) -> None:
@@ -244,7 +276,7 @@ def test_a_vote_that_is_damaged_is_said(tmp_path: Path) -> None:
     FileStorage(tmp_path).save_vote(SavedVote(1, 0, None))
     flipped(tmp_path / "vote", 4)
     with pytest.raises(LocalError, match=r"vote is damaged; .*Remove this file, and no other"):
-        FileStorage(tmp_path).load_vote()
+        FileStorage(tmp_path).load_votes()
 
 
 def test_a_history_that_is_damaged_is_neither_read_nor_cut(tmp_path: Path) -> None:
@@ -317,7 +349,7 @@ def test_half_written_files_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "vote.new").write_bytes(b"\x93")
     again = FileStorage(tmp_path)
     assert chunks(again) == [(1, 2, b"whole")]
-    assert again.load_vote() is None
+    assert again.load_votes() == []
 
 
 def test_chunks_are_read_one_at_a_time(tmp_path: Path) -> None:
@@ -378,7 +410,7 @@ class Killed(BaseException):
 
 
 STEPS: list[tuple[Any, str]] = [
-    (Path, "open"), (Path, "write_bytes"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir"),
+    (Path, "open"), (Path, "write_bytes"), (Path, "replace"), (Path, "rename"), (Path, "unlink"), (Path, "mkdir"),
     (os, "fsync"), (os, "fdatasync"), (os, "truncate"), (shutil, "rmtree"), (mean_files, "_header"),
 ]  # fmt: skip
 
@@ -441,7 +473,7 @@ def test_a_kill_at_any_step(
     monkeypatch.undo()
 
     again = FileStorage(tmp_path)
-    vote, found = again.load_vote(), load(again)
+    [vote], found = again.load_votes(), load(again)
     assert vote in (SavedVote(1, 0, None), SavedVote(2, 1, Accepted(1, commit(2))))
     heights = [link.certified.commit.height for link in again.load_history()]
     assert heights in ([0, 1], [0, 1, 2])

@@ -51,7 +51,8 @@ def member(me: PeerId = FOLLOWER, *, history: list[Certified] | None = None, vot
     made.membership.state = "training"
     past = PAST if history is None else history
     if past:
-        made.begin(None, past, 0.0, vote=vote)
+        made.recall([] if vote is None else [vote])
+        made.begin(None, past, 0.0)
         head = past[-1].commit
         made.applied(head.height, head.version, state_digest(head.version), 0.0)
     holds = beat(height=HEAD.height, version=HEAD.version, digest=state_digest(HEAD.version))

@@ -33,9 +33,10 @@ from farflung.protocol.keys import SIGNATURE_BYTES, Ed25519Signer, PeerId
 from farflung.protocol.lap import Laps
 from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
-from farflung.protocol.messages import Accepted, Forward, Heartbeat, Message, Plan, Ready, decode, encode
+from farflung.protocol.messages import Forward, Heartbeat, Message, Plan, Ready, decode, encode
 from farflung.protocol.proposer import Phase
 from farflung.protocol.quorum import proposer
+from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import Settings
 
 SWARM = sha256(b"the swarm of the tests").digest()
@@ -157,7 +158,7 @@ class Disk:
     """What survives a kill."""
 
     history: list[Certified]
-    vote: tuple[int, int, Accepted | None] | None = None
+    vote: SavedVote | None = None
 
 
 @dataclass
@@ -208,7 +209,8 @@ class Node:
     def begin(self, now: float) -> None:
         disk = self.bus.disks[self.index]
         if disk.history:
-            self.do(self.member.begin(None, list(disk.history), now, vote=disk.vote))
+            self.member.recall([] if disk.vote is None else [disk.vote])
+            self.do(self.member.begin(None, list(disk.history), now))
             self.train()
             self._announce(now)
         for other in self.bus.signers:
@@ -254,8 +256,8 @@ class Node:
                     self.bus.post(self.index, to, message)
                 case Send(to, message, via) if via is not None:
                     self.bus.post(self.index, via, Forward(to, encode(message) + bytes(SIGNATURE_BYTES)))
-                case SaveVote(height, ballot, accepted):
-                    self.bus.disks[self.index].vote = (height, ballot, accepted)
+                case SaveVote(vote):
+                    self.bus.disks[self.index].vote = vote
                 case Contribute(plan_id, plan):
                     self.plans[plan_id] = plan
                     for k, part in enumerate(plan.parts):

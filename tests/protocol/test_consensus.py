@@ -7,6 +7,7 @@ from tests.protocol.alone import (
     FOLLOWER,
     HEAD,
     IDS,
+    INSIDE,
     LEADER,
     NEXT,
     OTHER_VIEW,
@@ -28,6 +29,7 @@ from tests.protocol.bus import (
     SWARM,
     WINDOW,
     beat,
+    certify,
     new_member,
     ready,
     snapshot,
@@ -39,6 +41,7 @@ from farflung.protocol.effects import Effect, Forget, Note, RoundOver, SaveVote,
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import PeerId
 from farflung.protocol.messages import Promise, Propose, Voted
+from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import GIVE_UP_S, MAX_BALLOT_STEP, VOTE_S
 
 # ---- two proposals, two ballots -------------------------------------------------------------------------------
@@ -84,8 +87,8 @@ def test_a_higher_ballot_may_decide_otherwise_and_a_lower_one_nothing_more() -> 
 def test_a_restarted_member_never_says_two_things(ballot: int) -> None:
     one = member()
     effects = one.receive(turn(ballot), Propose(ballot, commit()), 1.0)
-    saved = of(effects, SaveVote)[-1]
-    again = member(vote=(saved.height, saved.ballot, saved.accepted))
+    saved = of(effects, SaveVote)[-1].vote
+    again = member(vote=saved)
     assert again.consensus.acceptor.accepted == one.consensus.acceptor.accepted and again.consensus.ballot == ballot
     with pytest.raises(Refused, match="two proposals"):
         again.receive(turn(ballot), Propose(ballot, OTHER_VIEW), 2.0)
@@ -97,14 +100,43 @@ def test_a_restarted_member_never_says_two_things(ballot: int) -> None:
 
 
 def test_a_vote_of_a_height_that_is_over_is_forgotten() -> None:
-    one = member(vote=(HEAD.height, 7, messages.Accepted(7, HEAD)))
+    one = member(vote=SavedVote(HEAD.height, 7, messages.Accepted(7, HEAD)))
     assert (one.consensus.ballot, one.consensus.acceptor.accepted) == (0, None)
+
+
+def test_a_vote_in_another_group_binds_nobody_here() -> None:
+    one = member(vote=SavedVote(NEXT, 7, messages.Accepted(7, commit()), group=b"g" * 32))
+    assert (one.consensus.ballot, one.consensus.acceptor.accepted) == (0, None)
+    assert vote_of(one.receive(LEADER, Propose(0, commit()), 1.0)) is not None
+
+
+@pytest.mark.parametrize("me", [LEADER, FOLLOWER])
+def test_who_has_voted_after_a_height_that_it_has_lost_does_not_decide_that_once_more(me: PeerId) -> None:
+    """Its history is gone from the disk, and others tell an older one: it follows, and says nothing until that has caught up."""
+    saved = SavedVote(NEXT + 1, 2)
+    one = member(me, vote=saved)
+    effects = [*one.set_ready(ready(), 1.0), *one.tick(1.0), *one.tick(60.0)]
+    for ballot in range(4):
+        if turn(ballot) != me:
+            effects += one.receive(turn(ballot), Propose(ballot, commit()), 61.0)
+            effects += one.receive(turn(ballot), plan(ballot=ballot), 61.0)
+    effects += one.receive(THIRD, beat(height=HEAD.height, ballot=3, digest=state_digest(HEAD.version)), 62.0)
+    effects += one.receive(THIRD, Promise(NEXT, 4, PARENT, None, None), 62.0)
+    said = [
+        e for e in effects if isinstance(e, Send) and isinstance(e.message, Promise | Propose | Voted | messages.Plan)
+    ]
+    assert not said and not of(effects, SaveVote)
+    assert "has voted for what follows" in one.consensus.reason()
+    effects = one.receive(THIRD, messages.Committed(certify(commit(), INSIDE)), 63.0)
+    assert one.consensus.ballot == 2 and one.consensus.has_say
+    assert [p.message.ballot for p in sends(effects, Promise)] == [2]
 
 
 def test_a_restarted_proposer_proposes_what_it_had_voted_for() -> None:
     mine = messages.Accepted(0, commit())
     one = new_member(BY_ID[LEADER], RULES)
-    assert not sends(one.begin(None, PAST, 0.0, vote=(NEXT, 0, mine)), Propose), "not before the state is loaded"
+    one.recall([SavedVote(NEXT, 0, mine)])
+    assert not sends(one.begin(None, PAST, 0.0), Propose), "not before the state is loaded"
     effects = one.applied(HEAD.height, HEAD.version, state_digest(HEAD.version), 0.1)
     proposals = sends(effects, Propose)
     assert proposals and all(p.message.commit == mine.commit for p in proposals)
@@ -112,7 +144,8 @@ def test_a_restarted_proposer_proposes_what_it_had_voted_for() -> None:
 
 def test_forged_votes_do_not_count() -> None:
     one = member(LEADER)
-    one.begin(None, PAST, 0.0, vote=(NEXT, 0, messages.Accepted(0, commit())))
+    one.recall([SavedVote(NEXT, 0, messages.Accepted(0, commit()))])
+    one.begin(None, PAST, 0.0)
     assert one.consensus.proposer is not None and set(one.consensus.proposer.votes) == {LEADER}
     digest = chain.commit_hash(SWARM, commit())
     before = snapshot(one)

@@ -28,6 +28,7 @@ from farflung.protocol.messages import (
     Voted,
 )
 from farflung.protocol.proposer import Phase
+from farflung.protocol.saved_vote import SavedVote
 
 TWO_WAVES = 0.0
 """Seconds that every round takes to send."""
@@ -173,7 +174,7 @@ def test_a_single_member_dies_after_voting_for_itself() -> None:
     bus.policy = lambda letter: ()
     bus.kill(0)
     bus.disks[0].history = bus.disks[0].history[:1]  # the vote was on disk, the commit was not
-    bus.disks[0].vote = (1, 0, bus.disks[0].vote[2] if bus.disks[0].vote else None)
+    bus.disks[0].vote = SavedVote(1, 0, bus.disks[0].vote.accepted if bus.disks[0].vote else None)
     height = max(bus.commits)
     bus.start(0)
     assert bus.reach(height + 2)
@@ -232,7 +233,9 @@ def test_its_own_vote_is_on_disk_before_anybody_hears_of_a_proposal() -> None:
     effects = [e for _, e in node.effects]
     proposals = [i for i, e in enumerate(effects) if isinstance(e, Send) and isinstance(e.message, Propose)
                  and e.message.commit.height == height]  # fmt: skip
-    votes = [i for i, e in enumerate(effects) if isinstance(e, SaveVote) and e.height == height and e.accepted]
+    votes = [
+        i for i, e in enumerate(effects) if isinstance(e, SaveVote) and e.vote.height == height and e.vote.accepted
+    ]
     assert votes and proposals and votes[0] < proposals[0]
 
 
@@ -243,9 +246,10 @@ def test_votes_are_on_disk_before_they_are_sent() -> None:
         promised = {(0, 0)}
         for _, effect in node.effects:
             if isinstance(effect, SaveVote):
-                promised.add((effect.height, effect.ballot))
-                if effect.accepted is not None:
-                    saved.add((effect.height, effect.accepted.ballot, effect.accepted.commit))
+                vote = effect.vote
+                promised.add((vote.height, vote.ballot))
+                if vote.accepted is not None:
+                    saved.add((vote.height, vote.accepted.ballot, vote.accepted.commit))
             elif isinstance(effect, Send) and isinstance(effect.message, Voted):
                 voted = effect.message
                 assert (voted.height, voted.ballot) in {(h, b) for h, b, _ in saved}

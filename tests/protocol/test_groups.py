@@ -7,7 +7,7 @@ from hashlib import sha256
 import msgspec
 import pytest
 from tests.protocol.alone import BY_ID, FOLLOWER, HEAD, IDS, INSIDE, LEADER, PAST, RULES, WHO, of, sends
-from tests.protocol.bus import SWARM, beat, certify, new_member, signers, state_digest
+from tests.protocol.bus import SWARM, beat, certify, new_member, signers, snapshot, state_digest
 
 from farflung.protocol import chain, messages
 from farflung.protocol.chain import Commit
@@ -19,6 +19,8 @@ from farflung.protocol.messages import Heartbeat
 from farflung.protocol.neighbours import Neighbours
 from farflung.protocol.planning import Divide, Situation, StartRound, Wait, decide
 from farflung.protocol.quorum import proposer
+from farflung.protocol.saved_vote import SavedVote
+from farflung.protocol.waiting import MEMBERS_WAIT
 
 FULL = replace(RULES, rules=replace(RULES.rules, max_group=4, divides=True))
 STRANGER = WHO[4].peer_id
@@ -345,15 +347,46 @@ def test_a_quorum_ends_the_waiting() -> None:
     assert not one.waits_in_vain(90.0)
 
 
-@pytest.mark.parametrize("vote", [None, (HEAD.height + 1, 1, None)])
-def test_who_had_a_place_never_waits_in_vain(vote: tuple[int, int, None] | None) -> None:
-    """What it has voted for would be forgotten: whether it is in the view now, or a vote on its disk says that it was."""
+@pytest.mark.parametrize("vote", [None, SavedVote(HEAD.height + 1, 1, group=HEAD.group)])
+def test_who_had_a_place_waits_for_longer(vote: SavedVote | None) -> None:
+    """Whether it is in the view now, or a vote on its disk says that it was."""
     one = new_member(BY_ID[IDS[2]] if vote is None else WHO[4], replace(FULL, vain_s=30.0))
-    one.begin(None, [*PAST, CERTIFIED], 0.0, vote=vote)
+    one.recall([] if vote is None else [vote])
+    one.begin(None, [*PAST, CERTIFIED], 0.0)
     one.found({STRANGER: b"g" * 32}, 1.0)
     for now in range(1, 200):
         one.tick(float(now))
-    assert not one.waits_in_vain(200.0)
+        assert one.waits_in_vain(float(now)) == (now > 30.0 * MEMBERS_WAIT)
+
+
+def test_nobody_follows_fellows_to_a_group_that_has_not_come_of_theirs() -> None:
+    """There versions are other bytes. It waits for its own group, and begins anew with another one when that is in vain."""
+    one = member(IDS[0])
+    one.receive(IDS[2], messages.Committed(CERTIFIED), 1.0)
+    theirs = [TURNED.commit]
+    for _ in range(3):
+        theirs.append(chain.successor(SWARM, theirs[-1], FULL.rules, view=(*GOES, IDS[2]), left=(), result=None))
+    newest = theirs[-1]
+    asked = sends(one.receive(IDS[2], said(newest), 10.0), messages.GetCommits)
+    assert [send.to for send in asked] == [IDS[2]] and one.follower.elsewhere == {IDS[2]}, "it was all that we had"
+    inside = [w for w in INSIDE if w.peer_id in theirs[-2].view]
+    before = snapshot(one)
+    assert one.receive(IDS[2], messages.Commits(theirs[-2], (certify(newest, inside),)), 10.1) == []
+    assert snapshot(one) == before and one.head.commit == SPLIT
+
+
+def test_who_comes_back_to_a_group_keeps_the_word_that_it_gave_there() -> None:
+    """It has promised and voted in the one and in the other, and each history is told to it as to somebody who has none."""
+    one = member(IDS[0])
+    mine = chain.successor(SWARM, HEAD, FULL.rules, view=IDS[:3], left=(), result=None)
+    ballot = next(b for b in range(1, 5) if proposer(SWARM, HEAD.view, HEAD.height + 1, b) != IDS[0])
+    lead = proposer(SWARM, HEAD.view, HEAD.height + 1, ballot)
+    assert sends(one.receive(lead, messages.Propose(ballot, mine), 1.0), messages.Voted)
+    elsewhere = msgspec.structs.replace(HEAD, group=b"g" * 32)
+    one.begin(None, [certify(elsewhere, INSIDE[:3])], 2.0)
+    assert one.group == b"g" * 32 and (one.consensus.ballot, one.consensus.acceptor.accepted) == (0, None)
+    one.begin(None, PAST, 3.0)
+    assert (one.consensus.ballot, one.consensus.acceptor.accepted) == (ballot, messages.Accepted(ballot, mine))
 
 
 @pytest.mark.parametrize("divisions", [MAX_DIVISIONS - 1, MAX_DIVISIONS])

@@ -15,6 +15,7 @@ from farflung.protocol.messages import Accepted, Heartbeat, Plan, Promise, Propo
 from farflung.protocol.participation import Participation
 from farflung.protocol.patience import STATE_BEATS
 from farflung.protocol.quorum import proposer
+from farflung.protocol.saved_vote import SavedVote
 
 WHO = signers(5)
 IDS = [s.peer_id for s in WHO]
@@ -100,7 +101,7 @@ FOLLOWER = next(p for p in IDS[:4] if p not in (LEADER, turn(1)))
 
 
 def votes(effects: list[Effect]) -> bool:
-    saved = [e for e in effects if isinstance(e, SaveVote) and e.accepted is not None]
+    saved = [e for e in effects if isinstance(e, SaveVote) and e.vote.accepted is not None]
     sent = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Voted)]
     assert bool(saved) == bool(sent)
     return bool(sent)
@@ -141,7 +142,8 @@ def test_a_state_that_turns_out_lost_takes_the_vote_with_it() -> None:
 def test_what_was_voted_for_is_still_said_without_the_state() -> None:
     mine = Accepted(0, follow(HEAD, IDS))
     one = new_member(BY_ID[FOLLOWER], RULES)
-    effects = one.begin(PAST[0].commit, [PAST[1], FIRST, SECOND, THIRD], 0.0, vote=(NEXT, 3, mine))
+    one.recall([SavedVote(NEXT, 3, mine)])
+    effects = one.begin(PAST[0].commit, [PAST[1], FIRST, SECOND, THIRD], 0.0)
     promised = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Promise)]
     assert [(p.ballot, p.accepted) for p in promised] == [(3, mine)]
 

@@ -162,7 +162,7 @@ def commits_without_votes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @broken
 def forgets_its_vote_when_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryStorage, "load_vote", lambda self: None)
+    monkeypatch.setattr(MemoryStorage, "load_votes", lambda self: [])
 
 
 @broken

@@ -103,3 +103,31 @@ def test_a_newcomer_does_not_wait_for_a_group_that_can_decide_nothing() -> None:
     assert float(first.split()[0]) + 60.0 < float(second.split()[0]) < 170.0 and names[0] != names[1]
     trained = [line.split()[1] for line in report.events if " round.commit " in line and float(line.split()[0]) > 180.0]
     assert {"1", "6"} <= set(trained) and "0" not in trained
+
+
+@pytest.mark.parametrize("back_at", [None, 200.0])
+def test_a_member_does_not_wait_for_ever_for_one_without_whom_its_group_decides_nothing(back_at: float | None) -> None:
+    """Of the two peers of the smaller group that one is killed. The other one goes to the larger group when it has waited for 100 s. If its fellow comes back after that, it
+    goes on where it was, for it decides alone, and follows nobody whose versions are other bytes than its own."""
+    starts = [Start(at=0.5 * peer, peer=peer) for peer in range(6)]
+    again = [] if back_at is None else [Start(at=back_at, peer=2)]
+    schedule = Schedule(num_peers=6, duration_s=300.0, faults=(*starts, Kill(at=90.0, peer=2), *again))
+    report = run(schedule, vain_s=20.0, calm_s=0.0)
+    assert report.violations == []
+    (left,) = (line for line in report.events if " node.stop " in line and "without a quorum for too long" in line)
+    assert left.split()[1] == "0" and 190.0 < float(left.split()[0]) < 200.0
+    last = {
+        line.split()[1]: json.loads(line[line.index("{") :])
+        for line in report.events
+        if " round.commit " in line and float(line.split()[0]) > 260.0
+    }
+    assert set(last) == {"0", "1", "3", "4", "5"} | ({"2"} if back_at is not None else set())
+    assert len(last["0"]["view"]) > 1 and ("2" not in last or len(last["2"]["view"]) == 1)
+
+
+def test_a_member_whose_fellows_come_back_in_time_has_waited_for_them() -> None:
+    starts = [Start(at=0.5 * peer, peer=peer) for peer in range(6)]
+    schedule = Schedule(num_peers=6, duration_s=260.0, faults=(*starts, Kill(at=90.0, peer=2), Start(at=170.0, peer=2)))
+    report = run(schedule, vain_s=20.0)
+    assert report.violations == [] and report.members == 6
+    assert not [line for line in report.events if "without a quorum for too long" in line]
