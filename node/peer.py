@@ -315,9 +315,7 @@ class Peer:
     def _watch_end(self, now: float) -> None:
         """When the run is complete: serve those who are behind for a moment, then leave. When we wait for a group in vain, and there are others: at once."""
         if self.member.waits_in_vain(now) and not self._is_complete() and not self._stop.is_set():
-            lost = "its group has been without a quorum for too long"
-            full = "the group in which it waits for a place can take nobody in"
-            self.stop(f"{lost if self.member.in_view else full}, and it goes to another one")
+            self.stop(f"{self.member.waiting.why}, and it goes to another one")
             self._waited_for = self.member.group
         if not self._is_complete() or not self.applier.idle or not self._exit_when_done:
             return
@@ -329,9 +327,7 @@ class Peer:
         return self.trainer.finished
 
     def _somebody_is_behind(self) -> bool:
-        others = [p for p in self.member.head.commit.view if p != self.member.me and self.member.membership.alive(p)]
-        beats = [self.member.membership.heartbeat(p) for p in others]
-        return any(b is None or b.version < self.trainer.version for b in beats)
+        return self.member.is_ahead(self.trainer.version)
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 

@@ -126,6 +126,11 @@ class Member:
         has_divided = self.started and bool(self.head.commit.ledger.shares)  # what strangers say of groups is no reason
         return has_divided and self.waiting.in_vain(now, self.neighbours.groups.values())
 
+    def is_ahead(self, version: int) -> bool:
+        """Whether a fellow member that lives is not at this version of the outer state yet, as far as we know."""
+        beats = [self.membership.heartbeat(p) for p in self.membership.live(self._view) if p != self.me]
+        return any(beat is None or beat.version < version for beat in beats)
+
     def admitted(self, peer: PeerId) -> bool:
         """Whether a peer has shown that it may be here, to us or to a quorum."""
         return peer in self.standing.admitted or peer in (self.me, self.settings.founder) or self._is_member(peer)

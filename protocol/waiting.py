@@ -47,6 +47,15 @@ class Waiting:
         """Whether not to begin with a group now, for we may still find another."""
         return group in self.avoids and now < self._began_at + SHUN_S
 
+    @property
+    def why(self) -> str:
+        """What is in vain, for people."""
+        return (
+            "its group has been without a quorum for too long"
+            if self._had_a_place
+            else "the group in which it waits for a place can take nobody in"
+        )
+
     def in_vain(self, now: float, others: Collection[bytes]) -> bool:
         """Whether it is; `others`: groups that we hear of."""
         is_late = now > self._takes_at + self.vain_s * (MEMBERS_WAIT if self._had_a_place else 1.0)

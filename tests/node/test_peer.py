@@ -31,6 +31,7 @@ from farflung.protocol.keys import SIGNATURE_BYTES, Ed25519Signer
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.member import Member
 from farflung.protocol.membership import VERDICT_AFTER, Liveness
+from farflung.protocol.saved_vote import SavedVote
 from farflung.sims import clock
 from farflung.sims.attacks import Attack, AttackingNetwork
 from farflung.sims.hub import MemoryHub
@@ -328,5 +329,20 @@ def test_at_rest_it_looks_again_when_what_comes_makes_anything_due_sooner(monkey
             assert other.liveness is Liveness.DEAD and other.since <= dead_at + 2 * TICK_S
             assert len(looks) <= 8
             ticking.cancel()
+
+    assert not refusals(body)
+
+
+def test_what_its_disk_says_that_it_has_voted_for_binds_it_though_its_history_is_lost() -> None:
+    """As where a damaged one was removed, by the advice of the error."""
+    saved = SavedVote(9, 1, group=b"g" * 32)
+
+    async def body(hub: MemoryHub, network: MemoryNetwork, peer: ReplicaPeer) -> None:
+        peer._storage.save_vote(saved)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(peer.run(anchor=None, history=[], known={}))
+            await asyncio.sleep(1.0)
+            assert peer.member.consensus.has_voted_in(saved.group)
+            peer.stop("the test is over")
 
     assert not refusals(body)
