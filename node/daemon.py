@@ -246,8 +246,8 @@ class NodeDaemon:
                         left = await life(
                             status, events, *await _avoiding(made, avoids)
                         )  # no name: the model goes with it
-                    if left.waited_for is not None:
-                        made, avoids = making.anew, avoids | {left.waited_for}
+                    if left.avoids:
+                        made, avoids = making.anew, left.avoids
                     elif left.moves_to is not None:
                         made = partial(making.move, left.moves_to)
                     else:

@@ -96,6 +96,14 @@ class MeanFiles:
         """The first PLAN_BYTES of each plan that has a file. Other files are not ours to touch."""
         return {bytes.fromhex(path.name) for path in self._folder.iterdir() if _NAME.fullmatch(path.name)}
 
+    def take(self, plan: bytes, folder: Path) -> None:
+        """Those of a plan that another folder has, if any."""
+        path = folder / self._path(plan).name
+        if path.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path.rename(self._path(plan))
+            sync_folder(self._folder)
+
     def _path(self, plan: bytes) -> Path:
         return self._folder / plan[:PLAN_BYTES].hex()
 

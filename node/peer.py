@@ -228,9 +228,8 @@ class Peer:
         try:
             async with asyncio.TaskGroup() as group:
                 votes = await self._journal(self._storage.load_votes)
-                for vote in votes:
-                    if vote.accepted is not None and vote.accepted.commit.round is not None:
-                        self._means.protect(vote.accepted.commit.round.plan)
+                for plan in filter(None, (vote.plan for vote in votes)):
+                    self._means.protect(plan)
                 self.member.recall(votes)
                 if history:
                     self._do(self.member.begin(anchor, history, self._now()))
@@ -251,7 +250,8 @@ class Peer:
         self.log.emit("node.stop", reason=self.stop_reason)
         if self._waited_for is not None:
             await self._journal(self._storage.clear)
-        return Left(self.stop_reason, waited_for=self._waited_for)
+            return Left(self.stop_reason, avoids=self.member.waiting.avoids | {self._waited_for})
+        return Left(self.stop_reason)
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         """What goes on beside applying and training."""
@@ -428,7 +428,7 @@ class Peer:
                 await asyncio.sleep(TICK_S)
             else:
                 self._rest.clear()
-                self._rests_until = max(self._now() + TICK_S, self.member.look_at())
+                self._rests_until = max(self._now() + TICK_S, min(self.member.look_at(), net_at))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(self._rests_until):
                         await self._rest.wait()

@@ -23,5 +23,5 @@ class Left:
     reason: str
     moves_to: int | None = None
     """The stage for which it has left its own."""
-    waited_for: bytes | None = None
-    """The group for which it has waited in vain, to begin anew with another: its disk is as a newcomer's, but for its votes."""
+    avoids: frozenset[bytes] = frozenset()
+    """Groups for which it has waited in vain, if it is to begin anew with another: its disk is as a newcomer's, but for its votes."""

@@ -292,6 +292,6 @@ class StageStart:
             prepare=prepare,
         )
         storage = facilities.storage
-        if taken.life.founder == self._signer.peer_id and not storage.load_history():
+        if taken.life.founder == self._signer.peer_id and not (storage.load_history() or storage.load_votes()):
             storage.append_commit(None, founded(peer.settings.swarm, self._signer, peer.settings.rules))
         return peer

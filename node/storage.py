@@ -40,6 +40,7 @@ TakeChunk = Callable[[int, int, bytes], None]
 """Of outer state: its number, its version, and what it is."""
 
 VOTE = "vote"
+MEANS = "means"
 HISTORY_FILE = "history.msgpack"
 PLACE = "place.msgpack"
 CURRENT = "current"
@@ -164,7 +165,7 @@ class FileStorage:
         self._votes: dict[bytes, Slots] = {}
         """By group."""
         self._history = Journal(folder / HISTORY_FILE, LOST_HISTORY)
-        self._means = MeanFiles(folder / "means")
+        self._means = MeanFiles(folder / MEANS)
         self._chunks: dict[int, Path] | None = None
         """By number, those of a download; None: not looked at yet."""
         (folder / "chunks").mkdir(parents=True, exist_ok=True)
@@ -184,6 +185,8 @@ class FileStorage:
             self.folder.mkdir(exist_ok=True)
             for path in _vote_files(self._given_up):
                 path.rename(self.folder / path.name)
+            for plan in filter(None, (vote.plan for vote in self.load_votes())):
+                self._means.take(plan, self._given_up / MEANS)
             sync_folder(self.folder)
             sync_folder(self.folder.parent)
             shutil.rmtree(self._given_up)

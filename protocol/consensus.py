@@ -35,6 +35,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.participation import Participation, check_plan, check_promise
 from farflung.protocol.proposer import Proposer, plan_id
+from farflung.protocol.quorum import is_quorum
 from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import MAX_BALLOT_STEP, RESEND_S, Settings
 from farflung.protocol.standing import Standing
@@ -101,6 +102,14 @@ class Consensus:
         """Whether the live members that hold the outer state can decide anything."""
         return patience.holders_decide(self)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the group can decide: together with us, where we have a place, and to take us in, where we have none."""
+        if self.follower.in_view:
+            return self.has_quorum and not self.lags
+        head = self.head.commit
+        return is_quorum(head.view, self.membership.live(head.view)) and self.settings.rules.has_room(head)
+
     def reason(self) -> str:
         """Why nothing happens, or what does: a sentence for people."""
         if not self.follower.in_view:
@@ -112,7 +121,7 @@ class Consensus:
             )
         if not self.has_quorum:
             return patience.why_no_quorum(self)
-        if self._lags:
+        if self.lags:
             return "waiting for the others' history: this node has voted for what follows after it"
         if not self.standing.holds(self.me):
             return "downloading the outer state; votes once it is here"
@@ -154,10 +163,10 @@ class Consensus:
     @property
     def has_say(self) -> bool:
         """Whether to promise, propose and vote."""
-        return self.follower.in_view and not self._lags
+        return self.follower.in_view and not self.lags
 
     @property
-    def _lags(self) -> bool:
+    def lags(self) -> bool:
         """Whether our disk says that we have voted at a later height: those before it are decided, by a history that we have lost, and not to be decided once more. Others
         bring it."""
         saved = self._saved.get(self.acceptor.group)
@@ -253,7 +262,7 @@ class Consensus:
             raise Refused(f"a plan for ballot {plan.ballot}, which is not its turn", peer=sender)
         self.acceptor.check_near(plan.ballot, sender)
         name = plan_id(self.settings.swarm, plan)
-        if plan.ballot < self.ballot or self.attendance.has_seen(name) or self._lags:
+        if plan.ballot < self.ballot or self.attendance.has_seen(name) or self.lags:
             return []  # too late, or repeated, or not for us
         check_plan(plan, self.head.commit, self.settings, self.me, self.attendance.ready, sender)
         # A second plan at one ballot says that the proposer has given the first up.
@@ -314,6 +323,7 @@ class Consensus:
                 effects += self._move_to(self.ballot + 1, reason, now)
             if now >= self.promised_at + RESEND_S and (self.attendance.ready is not None or self.ballot > 0):
                 effects += self.promise(now)
+        if self.follower.in_view:
             effects += self._watch_quorum(now)
         if self.attendance.part is not None:
             effects += self.attendance.part.tick(self.membership, self.proposer_now(), now)

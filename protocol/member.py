@@ -36,7 +36,6 @@ from farflung.protocol.messages import (
     Ready,
 )
 from farflung.protocol.neighbours import Found, Neighbours, smallest_group
-from farflung.protocol.quorum import is_quorum
 from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import RESEND_S, Settings
 from farflung.protocol.standing import Standing
@@ -124,7 +123,7 @@ class Member:
     def waits_in_vain(self, now: float) -> bool:
         """Whether it is time to begin anew with another group (`waiting`)."""
         has_divided = self.started and bool(self.head.commit.ledger.shares)  # what strangers say of groups is no reason
-        return has_divided and self.waiting.in_vain(now, self.neighbours.groups.values())
+        return has_divided and self.waiting.in_vain(now)
 
     def is_ahead(self, version: int) -> bool:
         """Whether a fellow member that lives is not at this version of the outer state yet, as far as we know."""
@@ -306,7 +305,9 @@ class Member:
             return []
         known = self.membership.news
         effects = self._heard(sender, now, via, beat)
-        if effects and not beat.reply and any(isinstance(e, Note) for e in effects):
+        is_news = any(isinstance(e, Note) for e in effects)
+        waits = self._next_in_s > self.membership.heartbeat_s and beat.state == "joining" and self._is_member(sender)
+        if not beat.reply and (is_news or waits):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
         if beat.digest and (
             not self.waiting.shuns(beat.group, now) if not self.started else beat.height > self.head.commit.height
@@ -327,6 +328,7 @@ class Member:
     def _of_another_group(self, sender: PeerId, beat: Heartbeat, now: float) -> list[Effect]:
         """It is not to be greeted, nor counted on: a member that has gone to another group, for it had lost its place here, is silent to us. But perhaps it is we who
         have not heard how the group became two; or it that has not heard where we are."""
+        self.waiting.heard(beat.group, beat.height, now)
         if not self._is_member(sender):
             self._goes_by(sender, beat.group)
             return [] if beat.reply else [Send(sender, self._heartbeat(reply=True))]
@@ -380,15 +382,14 @@ class Member:
     def look_at(self) -> float:
         """When `tick` has something to do at the latest, as long as nothing comes in and we are not `busy`."""
         at = min(self._greets_at, self.membership.look_at)
-        return at if self.attendance.ready is None else min(at, self.consensus.promised_at + RESEND_S)
+        promises = self.attendance.ready is not None and self.consensus.has_say
+        return min(at, self.consensus.promised_at + RESEND_S) if promises else at
 
     def tick(self, now: float) -> list[Effect]:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
         view = self._view
         effects = self.membership.tick(now, keep=view)
-        decides = not view or is_quorum(view, self.membership.live(view))
-        takes = decides and (self.in_view or not view or self.settings.rules.has_room(self.head.commit))
-        self.waiting.look(now, in_view=self.in_view, takes=takes)
+        self.waiting.look(now, in_view=self.in_view, takes=not self.started or self.consensus.goes_on)
         if len(self.standing.admitted) > len(self.membership.peers):
             self.standing.admitted &= self.membership.peers.keys()  # who was forgotten shows again that it may be here
         if now >= self._greets_at:
@@ -494,4 +495,5 @@ class Member:
         self._beat_at, self._said_state = now, self.membership.state
         self._next_in_s = self.membership.next_beat_s(self.vitals().ready_in_s)
         beat = self._heartbeat()
-        return [Send(p, beat) for p in self.membership.known()]
+        others = self.neighbours.some(2) if self.waiting.asks else ()  # how their groups are
+        return [Send(p, beat) for p in (*self.membership.known(), *others)]

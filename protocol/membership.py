@@ -359,7 +359,7 @@ class Membership:
                 return entry.since + (ASK_AFTER if entry.asked is None else VERDICT_AFTER) * self._every_s(entry)
             case Liveness.UNKNOWN if kept and entry.asked is None:
                 return entry.since + ASK_AFTER * self.heartbeat_s
-        return entry.since + FORGET_AFTER_S
+        return math.inf if kept else entry.since + FORGET_AFTER_S
 
     def _suspect(self, peer: PeerId, entry: Peer, now: float, reason: str) -> list[Effect]:
         entry.asked = None

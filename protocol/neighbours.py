@@ -37,6 +37,9 @@ class Neighbours:
     own_words: set[PeerId] = field(default_factory=set)
     """Of whose group nothing but their own heartbeats tells. Such groups may be invented."""
 
+    _asked: int = 0
+    """Peers that `some` has given."""
+
     def note(self, peer: PeerId, group: bytes, *, shown: bool = False, own_word: bool = False) -> None:
         """A peer is of another group. Whoever was not spoken of for longest makes room, of those by whose own word it is if there are too many of them."""
         if not own_word:
@@ -57,6 +60,12 @@ class Neighbours:
         self.groups.pop(peer, None)
         self.shown.discard(peer)
         self.own_words.discard(peer)
+
+    def some(self, number: int) -> set[PeerId]:
+        """Up to so many, others each time."""
+        turns = range(self._asked, self._asked + number)
+        self._asked += number
+        return {peer for turn in turns if (peer := self.choose(turn)) is not None}
 
     def choose(self, turn: int) -> PeerId | None:
         """Somebody to meet: groups take turns, however many of each we know, and the peers of each do; groups that only their own peers speak of together have

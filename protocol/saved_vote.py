@@ -19,3 +19,8 @@ class SavedVote(Struct, frozen=True, array_like=True):
     """What it voted for last at this height."""
     group: bytes = b""
     """As commits name it."""
+
+    @property
+    def plan(self) -> bytes:
+        """Whose means it rests on; empty: on none."""
+        return b"" if self.accepted is None or self.accepted.commit.round is None else self.accepted.commit.round.plan

@@ -2,13 +2,18 @@
 
 Who has a place is needed for the quorum of its group, and has trained for it: it waits five times as long, for its fellows may come back. What it has promised and
 voted for stays on its disk (`saved_vote`), and binds it if it ever comes back to that group.
+
+It gives up the state that it has. So there has to be another group that goes on, as we hear from its peers, whom we ask while we wait: where a network fails nobody hears
+anybody, and everybody keeps what there is.
 """
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from farflung.protocol.settings import ASLEEP_S, SHUN_S
+
+MOST_HEARD = 64
+"""Groups of which we remember how far they were."""
 
 MEMBERS_WAIT = 5.0
 """Times as long as a newcomer: a quarter of an hour, in which machines are started again and networks mended."""
@@ -27,6 +32,10 @@ class Waiting:
     _looked_at: float = math.inf
     _takes_at: float = -math.inf
     """When that was last so, or there was no group to hear."""
+    _heights: dict[bytes, int] = field(default_factory=dict)
+    """Of other groups, since then: the last that we heard of comes last."""
+    _goes_on_at: float = -math.inf
+    """When another group was last heard to go on."""
 
     def begin(self, now: float, *, has_voted: bool) -> None:
         """The history is another one; nobody of its view was heard yet."""
@@ -41,7 +50,26 @@ class Waiting:
         self._looked_at = now
         self._had_a_place |= in_view
         if takes:
-            self._takes_at = now
+            self._takes_at, self._goes_on_at = now, -math.inf
+            self._heights.clear()
+            if in_view:
+                self.avoids = frozenset()  # they may be well by now
+
+    @property
+    def asks(self) -> bool:
+        """Whether to ask peers of other groups how far they are."""
+        return self._looked_at > self._takes_at
+
+    def heard(self, group: bytes, height: int, now: float) -> None:
+        """A peer of another group says how far that is. For who has nothing to lose, that it says anything is enough; else it has to be further than it was."""
+        if group in self.avoids or not self.asks:
+            return
+        before = self._heights.pop(group, height)
+        self._heights[group] = max(before, height)
+        if height > before or not self._had_a_place:
+            self._goes_on_at = now
+        if len(self._heights) > MOST_HEARD:
+            del self._heights[next(iter(self._heights))]
 
     def shuns(self, group: bytes, now: float) -> bool:
         """Whether not to begin with a group now, for we may still find another."""
@@ -56,7 +84,7 @@ class Waiting:
             else "the group in which it waits for a place can take nobody in"
         )
 
-    def in_vain(self, now: float, others: Collection[bytes]) -> bool:
-        """Whether it is; `others`: groups that we hear of."""
+    def in_vain(self, now: float) -> bool:
+        """Whether it is, and another group goes on."""
         is_late = now > self._takes_at + self.vain_s * (MEMBERS_WAIT if self._had_a_place else 1.0)
-        return is_late and not self.avoids.issuperset(others)
+        return is_late and now <= self._goes_on_at + self.vain_s

@@ -206,14 +206,13 @@ class Swarm:
         )
         avoids: frozenset[bytes] = frozenset()
         try:
-            while (waited_for := await self._live_on(index, network, avoids)) is not None:
-                avoids |= {waited_for}
+            while avoids := await self._live_on(index, network, avoids):
                 network.stop_serving()
         finally:
             await network.close()
 
-    async def _live_on(self, index: int, network: MemoryNetwork, avoids: frozenset[bytes]) -> bytes | None:
-        """The life of a node on its network. Returns the group for which it has waited in vain, if it begins anew with another."""
+    async def _live_on(self, index: int, network: MemoryNetwork, avoids: frozenset[bytes]) -> frozenset[bytes]:
+        """The life of a node on its network. Returns the groups for which it has waited in vain, if it begins anew with another."""
         outfit, signer = self.outfit, self.outfit.signers[index]
         me, attacks = signer.peer_id, outfit.attacks(index)
         log = EventLog(None, swarm="sim", peer=short(me), clock=self.hub.loop.time)
@@ -242,7 +241,7 @@ class Swarm:
         peer.member.waiting.avoids = avoids
         anchor, history = newest_history(self.disks[index].load_history())
         settings = outfit.terms.settings
-        if me == settings.founder and not history and not avoids:
+        if me == settings.founder and not (history or self.disks[index].votes):
             history = [founded(settings.swarm, signer, settings.rules)]
             self.disks[index].append_commit(None, history[0])
         known = self._found_by(me)
@@ -258,7 +257,7 @@ class Swarm:
             self.labour[index].break_off(self.hub.now())
             if self.peers.get(index) is peer:
                 del self.peers[index]
-        return left.waited_for
+        return left.avoids
 
     def _some_others(self, me: PeerId) -> list[PeerId]:
         """Peers that run, as records would name them: all, or some where there are many."""

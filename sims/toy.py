@@ -216,13 +216,15 @@ class MemoryStorage:
     def __init__(self) -> None:
         self.votes: dict[bytes, SavedVote] = {}
         """By group."""
+        self.means: dict[tuple[bytes, int], bytes] = {}
+        self._synced: dict[tuple[bytes, int], bytes] = {}
+        """Of these, what is on the disk itself."""
         self.clear()
 
     def clear(self) -> None:
         self.history: list[Link] = []
-        self.means: dict[tuple[bytes, int], bytes] = {}
-        self._synced: dict[tuple[bytes, int], bytes] = {}
-        """Of these, what is on the disk itself."""
+        plans = {vote.plan for vote in self.votes.values()}
+        self._drop({key for key in self.means if key[0] not in plans})
         self.chunks: dict[tuple[int, int], bytes] = {}
         self.learner: tuple[dict[str, object], Place] | None = None
         self.residuals: dict[str, Tensor] = {}

@@ -196,6 +196,8 @@ def grown(
 ) -> OuterRule:
     """The rule for a round of so many: the mean of more pseudo-gradients is shorter, for what they differ in cancels out, and points more nearly where all of them go (digest of DiLoCo,
     2.2(4): the best outer rate grows with their number). Shares of which some are small count as fewer: as (sum w)^2 / sum w^2."""
+    if not growth:
+        return rule
     total, squares = sum(tokens), sum(count * count for count in tokens)
     number = min(max(total * total / squares, FEWEST_GROWN), MOST_GROWN) if squares else FEWEST_GROWN
     return replace(

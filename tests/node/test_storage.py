@@ -17,7 +17,7 @@ from farflung.node import storage as storage_module
 from farflung.node.durable import write_atomically
 from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.storage import FileStorage, Link, Place, newest_history
-from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.chain import Certified, Commit, RoundResult
 from farflung.protocol.errors import LocalError
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.messages import Accepted
@@ -147,6 +147,19 @@ def test_what_is_cleared_is_as_new_but_for_its_votes(tmp_path: Path) -> None:
     again.sweep()
     assert again.load_votes() == VOTES
     assert again.load_history() == [] and chunks(again) == [] and load(again) is None
+
+
+def test_the_means_of_what_was_voted_for_outlive_a_clear(tmp_path: Path) -> None:
+    """If it is decided later, on the word of this disk, there have to be bytes."""
+    storage = FileStorage(tmp_path / "checkpoint")
+    result = RoundResult(PLANS[0], (), (), 0)
+    storage.save_vote(SavedVote(2, 0, Accepted(0, msgspec.structs.replace(commit(2), round=result))))
+    for plan in PLANS[:2]:
+        storage.save_mean(plan, 0, b"mean")
+    storage.clear()
+    again = FileStorage(tmp_path / "checkpoint")
+    assert [again.load_mean(plan, 0) for plan in PLANS[:2]] == [b"mean", None]
+    assert again.plans_with_means() == {PLANS[0][:PLAN_BYTES]}
 
 
 @pytest.mark.parametrize("fatal", range(12))

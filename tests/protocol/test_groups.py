@@ -318,6 +318,14 @@ def test_one_that_was_away_for_too_long_follows_whoever_of_its_view_is_elsewhere
     assert one.head.commit == newest and not one.follower.elsewhere
 
 
+AFAR = next(signer.peer_id for signer in signers(7) if signer.peer_id not in (*IDS, STRANGER))
+
+
+def answers(one: Member, height: int, now: float) -> None:
+    """Somebody of another group says how far that is."""
+    one.receive(AFAR, said(HEAD, group=b"g" * 32, height=height, reply=True, admission=b"invited"), now)
+
+
 def newcomer_of_a_half() -> Member:
     """One that follows a group which came of a division, and has no place in it."""
     one = new_member(WHO[4], replace(FULL, vain_s=30.0))
@@ -327,23 +335,26 @@ def newcomer_of_a_half() -> Member:
 
 def test_a_newcomer_waits_in_vain_where_its_group_has_no_quorum_and_there_are_others() -> None:
     one = newcomer_of_a_half()
+    one.found({AFAR: b"g" * 32}, 1.0)
+    asked = set()
     for now in range(1, 91):
-        one.tick(float(now))
-    one.neighbours.groups.clear()
-    assert not one.waits_in_vain(90.0), "there is no other group"
-    one.found({STRANGER: b"g" * 32}, 90.0)
-    assert one.waits_in_vain(90.0) and not one.waits_in_vain(20.0)
+        asked |= {send.to for send in sends(one.tick(float(now)), Heartbeat)}
+    assert AFAR in asked and not one.waits_in_vain(90.0), "records tell of another group, and nobody of it answers"
     one.waiting.avoids = frozenset({b"g" * 32})
+    answers(one, 1, 90.0)
     assert not one.waits_in_vain(90.0), "where it was already"
+    one.waiting.avoids = frozenset()
+    answers(one, 1, 90.0)
+    assert one.waits_in_vain(90.0) and not one.waits_in_vain(20.0) and not one.waits_in_vain(200.0)
 
 
 def test_a_quorum_ends_the_waiting() -> None:
     one = newcomer_of_a_half()
-    one.found({STRANGER: b"g" * 32}, 1.0)
     for now in range(1, 91):
         for peer in HEAD.view:
             one.receive(peer, said(HEAD), float(now))
         one.tick(float(now))
+        answers(one, now, float(now))
     assert not one.waits_in_vain(90.0)
 
 
@@ -353,9 +364,45 @@ def test_who_had_a_place_waits_for_longer(vote: SavedVote | None) -> None:
     one = new_member(BY_ID[IDS[2]] if vote is None else WHO[4], replace(FULL, vain_s=30.0))
     one.recall([] if vote is None else [vote])
     one.begin(None, [*PAST, CERTIFIED], 0.0)
-    one.found({STRANGER: b"g" * 32}, 1.0)
     for now in range(1, 200):
         one.tick(float(now))
+        answers(one, now // 10, float(now))
+        assert one.waits_in_vain(float(now)) == (now > 30.0 * MEMBERS_WAIT)
+
+
+def test_a_member_gives_up_its_state_for_nothing_but_a_group_that_goes_on() -> None:
+    """Where a network fails nobody hears anybody, and groups that lose their members at once all stand: if each went to the other, no state would be left."""
+    one = new_member(BY_ID[IDS[2]], replace(FULL, vain_s=30.0))
+    one.begin(None, [*PAST, CERTIFIED], 0.0)
+    one.found({AFAR: b"g" * 32}, 1.0)
+    for now in range(1, 400):
+        one.tick(float(now))
+        if now < 200:
+            answers(one, 7, float(now))
+        assert not one.waits_in_vain(float(now))
+    answers(one, 6, 400.0)
+    assert not one.waits_in_vain(400.0), "one that lags"
+    answers(one, 8, 401.0)
+    assert one.waits_in_vain(401.0) and one.waits_in_vain(430.0) and not one.waits_in_vain(432.0)
+
+
+def test_groups_that_were_left_are_as_good_as_others_once_all_is_well() -> None:
+    one = member(IDS[0])
+    one.waiting.avoids = frozenset({b"g" * 32})
+    one.tick(1.0)
+    assert one.waiting.avoids == frozenset()
+
+
+def test_a_member_whose_quorum_cannot_speak_waits_in_vain() -> None:
+    """All are here, but what it has voted on is lost with everybody's history."""
+    one = new_member(BY_ID[IDS[0]], replace(FULL, vain_s=30.0))
+    one.recall([SavedVote(SPLIT.height + 3, 0)])
+    one.begin(None, [*PAST, CERTIFIED], 0.0)
+    one.applied(SPLIT.height, SPLIT.version, state_digest(SPLIT.version), 0.0)
+    for now in range(1, 200):
+        one.receive(IDS[2], said(SPLIT), float(now))
+        one.tick(float(now))
+        answers(one, now, float(now))
         assert one.waits_in_vain(float(now)) == (now > 30.0 * MEMBERS_WAIT)
 
 
@@ -395,11 +442,11 @@ def test_a_newcomer_waits_in_vain_where_its_group_is_full_and_may_not_divide_any
     ledger = msgspec.structs.replace(HEAD.ledger, shares=divisions * SPLIT.ledger.shares)
     full = msgspec.structs.replace(HEAD, ledger=ledger)
     one.begin(None, [certify(full, INSIDE[:3])], 0.0)
-    one.found({STRANGER: b"g" * 32}, 1.0)
     for now in range(1, 91):
         for peer in full.view:
             one.receive(peer, said(full), float(now))
         one.tick(float(now))
+        answers(one, now, float(now))
     assert one.waits_in_vain(90.0) == (divisions == MAX_DIVISIONS)
 
 
@@ -407,10 +454,10 @@ def test_nobody_waits_in_vain_in_a_swarm_that_has_never_divided() -> None:
     """Whatever somebody says of other groups."""
     one = new_member(WHO[4], replace(FULL, vain_s=30.0))
     one.begin(None, PAST, 0.0)
-    one.found({STRANGER: b"g" * 32}, 1.0)
     for now in range(1, 200):
         one.tick(float(now))
-    assert one.neighbours.groups and not one.waits_in_vain(200.0)
+        answers(one, now, float(now))
+    assert one.neighbours.groups and not one.waits_in_vain(199.0)
 
 
 def test_one_that_has_waited_in_vain_does_not_begin_with_that_group_again_as_long_as_there_is_another() -> None:

@@ -131,3 +131,14 @@ def test_a_member_whose_fellows_come_back_in_time_has_waited_for_them() -> None:
     report = run(schedule, vain_s=20.0)
     assert report.violations == [] and report.members == 6
     assert not [line for line in report.events if "without a quorum for too long" in line]
+
+
+def test_where_a_network_fails_for_everybody_nobody_gives_up_what_it_has() -> None:
+    """Each hears nobody for longer than a member waits for its group. Other groups are known by name, and of none is heard that it goes on."""
+    failed, mended = 90.0, 230.0
+    faults = (Partition(at=failed, groups=tuple((peer,) for peer in range(8))), Heal(at=mended))
+    report = run(quiet(8, *faults, duration_s=400.0), vain_s=20.0)
+    assert report.violations == [] and report.members == 8
+    assert not [line for line in report.events if " node.stop " in line and float(line.split()[0]) < 400.0]
+    rounds = [line for line in report.events if " round.commit " in line and float(line.split()[0]) > mended + 60.0]
+    assert {line.split()[1] for line in rounds} == {str(peer) for peer in range(8)}
