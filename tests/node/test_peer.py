@@ -18,7 +18,7 @@ from farflung.node.allowance import BURST_BYTES, BYTES_PER_S, LEAST_BYTES
 from farflung.node.detours import Detours
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
-from farflung.node.peer import TICK_S
+from farflung.node.peer import NET_EVERY_S, TICK_S
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.terms import Terms
@@ -328,6 +328,9 @@ def test_at_rest_it_looks_again_when_what_comes_makes_anything_due_sooner(monkey
             other = member.membership.peers[OTHER.peer_id]
             assert other.liveness is Liveness.DEAD and other.since <= dead_at + 2 * TICK_S
             assert len(looks) <= 8
+            looks.clear()
+            await asyncio.sleep(3 * NET_EVERY_S)
+            assert 3 <= len(looks) <= 5, "what it has sent and received is written down all the while"
             ticking.cancel()
 
     assert not refusals(body)

@@ -45,6 +45,7 @@ from farflung.protocol.effects import Effect, Note, Repair, Send
 from farflung.protocol.errors import BadSignature, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer, PeerId
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
+from farflung.protocol.member import Member
 from farflung.protocol.membership import FULL_PACE, SLOWEST_PACE
 from farflung.protocol.messages import Contributor, Heartbeat, Message, Part, Promise, Propose, Voted
 from farflung.protocol.settings import RESEND_S
@@ -323,6 +324,22 @@ def test_who_trains_for_minutes_says_that_it_greets_rarely_and_greets_as_usual_o
     assert not said(rests_until - 0.01) and said(rests_until) == {6.0}
     one.membership.state = "ready"
     assert not said(rests_until + usual - 0.01) and said(rests_until + usual) == {usual}, "that is news"
+
+
+def test_a_member_that_was_started_again_hears_at_once_who_greets_rarely() -> None:
+    """Nobody had noticed that it was away, so it is no news."""
+
+    def replies(one: Member, state: str, sender: PeerId = THIRD) -> int:
+        effects = one.receive(sender, beat(state=state, admission=b"invited"), 11.0)
+        return sum(isinstance(e, Send) and isinstance(e.message, Heartbeat) and e.message.reply for e in effects)
+
+    one = member()
+    assert replies(one, "joining") == 0, "it will hear us in a moment"
+    one.vitals = lambda: beat(ready_in_s=1000.0)
+    one.membership.state = "training"
+    one.tick(10.0)
+    assert replies(one, "joining") == 1 and replies(one, "training") == 0
+    assert replies(one, "joining", OUTSIDER.peer_id) == 0, "a crowd of newcomers hears us all the same"
 
 
 def test_whoever_waits_for_a_round_repeats_itself_in_time_and_a_round_makes_busy() -> None:

@@ -276,6 +276,15 @@ def test_it_names_the_moment_when_a_verdict_is_due(members: Membership) -> None:
     assert members.look_at < 35.0, "an answer is looked at"
 
 
+def test_a_dead_member_is_not_looked_at_again_and_again(members: Membership) -> None:
+    quiet(members, A, 0.25, SUSPECT_S + VERDICT_S + 1.0)
+    now = members.peers[A].since + 2 * FORGET_AFTER_S
+    for peer in (B, C):
+        members.heard(peer, now)
+    members.tick(now, keep=(A,))
+    assert A in members.peers and members.look_at == now + SUSPECT_S
+
+
 def test_who_greets_slowly_is_suspected_later(members: Membership) -> None:
     members.heard(A, 0.0, beat(every_s=4 * BEAT_S))
     assert members.every_s(A) == 4 * BEAT_S and members.every_s(B) == members.every_s(E) == BEAT_S
