@@ -125,7 +125,7 @@ class Judge:
                 settings = self.swarm.outfit.terms.settings
                 peer = self.swarm.peers.get(index)
                 group = peer.member.group if peer is not None else b""
-                self._votes.on_word(index, message, settings.swarm, self.swarm.saved_vote(index, group), group)
+                self._votes.on_word(index, message, settings.swarm, self.swarm.saved_votes(index), group)
             case Plan():
                 self._cuts.plan(plan_id(self.swarm.outfit.terms.settings.swarm, message), message)
             case Collected():

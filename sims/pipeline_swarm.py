@@ -112,7 +112,7 @@ class StageView:
     outfit: Any
     ids: list[PeerId]
     numbers: dict[PeerId, int]
-    saved_vote: Callable[[int, bytes], SavedVote | None]
+    saved_votes: Callable[[int], Mapping[bytes, SavedVote]]
     peers: dict[int, StagePeer] = field(default_factory=dict)
     learners: dict[int, SimStageLearner] = field(default_factory=dict)
     attackers: frozenset[PeerId] = frozenset()
@@ -367,9 +367,7 @@ class PipelineSwarm:
         if life not in self._judges:
             outfit = _Outfit(recipe.terms(life))
             numbers = {peer_id: number for number, peer_id in enumerate(self.ids)}
-            self._views[life] = StageView(
-                outfit, self.ids, numbers, lambda peer, group: self.disks[peer].storages[life].votes.get(group)
-            )
+            self._views[life] = StageView(outfit, self.ids, numbers, lambda peer: self.disks[peer].storages[life].votes)
             where = f"stage {life.stage}" + (f", life {life.number}" if life.number else "")
             judge = Judge(
                 broken=lambda which, what: self._broken(f"{where}, invariant {which}: {what}"),

@@ -152,9 +152,9 @@ class Swarm:
             self.hub.handled_at = lambda now: shared.reserve(self.outfit.message_s, now)
             self.hub.read_at = lambda now: shared.reserve(self.outfit.write_s, now)
 
-    def saved_vote(self, peer: int, group: bytes) -> SavedVote | None:
-        """What a peer's disk says that it has promised and voted for in a group."""
-        return self.disks[peer].votes.get(group)
+    def saved_votes(self, peer: int) -> Mapping[bytes, SavedVote]:
+        """What a peer's disk says that it has promised and voted for, by group."""
+        return self.disks[peer].votes
 
     # ---- fault_playing.Processes -------------------------------------------------------------------------------
 

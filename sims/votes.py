@@ -4,7 +4,7 @@ Paxos rests on two things: a promise bars lower ballots, and every later promise
 said is on disk before it is sent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from farflung.protocol.chain import commit_hash
@@ -33,11 +33,13 @@ class Votes:
     """By peer and group, wherever it has been since."""
 
     def on_word(
-        self, index: int, message: Promise | Voted, swarm: bytes, saved: SavedVote | None, group: bytes
+        self, index: int, message: Promise | Voted, swarm: bytes, saved: Mapping[bytes, SavedVote], group: bytes
     ) -> None:
-        """A peer sends this, as one of a group; `saved` is what its disk says at that moment."""
+        """A peer that is of a group by now sends this; `saved` is what its disk says at that moment, by group."""
         where = f"height {message.height}"
-        if not _is_on_disk(message, swarm, saved):
+        if not _is_on_disk(message, swarm, saved.get(group)):  # perhaps it was said before its group became two
+            group = next((of for of, vote in saved.items() if vote.height == message.height), group)
+        if not _is_on_disk(message, swarm, saved.get(group)):
             said = "promises" if isinstance(message, Promise) else "votes"
             self.broken(f"peer {index} {said} at ballot {message.ballot} of {where}, which is not on its disk")
         word = self._words.get((index, group))
