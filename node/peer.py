@@ -327,7 +327,7 @@ class Peer:
         return self.trainer.finished
 
     def _somebody_is_behind(self) -> bool:
-        return self.member.is_ahead(self.trainer.version)
+        return self.member.any_behind(self.trainer.version)
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
@@ -421,7 +421,7 @@ class Peer:
                 self._let_go.set()
             self._watch_end(self._now())
             if loop.time() >= net_at:
-                net_at += NET_EVERY_S
+                net_at = max(net_at + NET_EVERY_S, loop.time())  # the machine may have slept
                 sent, received = self.network.sent_bytes(), self.network.received_bytes()
                 self.log.emit("net", sent_bytes=sent, received_bytes=received, peers=self.num_alive)
             if self._is_busy():

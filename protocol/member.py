@@ -41,7 +41,7 @@ from farflung.protocol.settings import RESEND_S, Settings
 from farflung.protocol.standing import Standing
 from farflung.protocol.tempo import Tempo
 from farflung.protocol.types import as_text
-from farflung.protocol.waiting import Waiting
+from farflung.protocol.waiting import ASKED, Waiting
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Member:
         has_divided = self.started and bool(self.head.commit.ledger.shares)  # what strangers say of groups is no reason
         return has_divided and self.waiting.in_vain(now)
 
-    def is_ahead(self, version: int) -> bool:
+    def any_behind(self, version: int) -> bool:
         """Whether a fellow member that lives is not at this version of the outer state yet, as far as we know."""
         beats = [self.membership.heartbeat(p) for p in self.membership.live(self._view) if p != self.me]
         return any(beat is None or beat.version < version for beat in beats)
@@ -306,8 +306,8 @@ class Member:
         known = self.membership.news
         effects = self._heard(sender, now, via, beat)
         is_news = any(isinstance(e, Note) for e in effects)
-        waits = self._next_in_s > self.membership.heartbeat_s and beat.state == "joining" and self._is_member(sender)
-        if not beat.reply and (is_news or waits):
+        is_back = self._next_in_s > self.membership.heartbeat_s and beat.state == "joining" and self._is_member(sender)
+        if not beat.reply and (is_news or is_back):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
         if beat.digest and (
             not self.waiting.shuns(beat.group, now) if not self.started else beat.height > self.head.commit.height
@@ -493,7 +493,8 @@ class Member:
     def _greet(self, now: float) -> list[Effect]:
         """A heartbeat to everybody."""
         self._beat_at, self._said_state = now, self.membership.state
-        self._next_in_s = self.membership.next_beat_s(self.vitals().ready_in_s)
         beat = self._heartbeat()
-        others = self.neighbours.some(2) if self.waiting.asks else ()  # how their groups are
+        self._next_in_s = self.membership.next_beat_s(beat.ready_in_s)
+        beat = msgspec.structs.replace(beat, every_s=self._next_in_s)
+        others = self.neighbours.some(ASKED) if self.waiting.asks else ()
         return [Send(p, beat) for p in (*self.membership.known(), *others)]

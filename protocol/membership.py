@@ -325,7 +325,7 @@ class Membership:
         if now <= self._due:
             return []
         effects: list[Effect] = []
-        self._due = math.inf
+        self._due = now + FORGET_AFTER_S  # whoever is kept now may not be then
         for peer in sorted(self.peers):
             entry = self.peers[peer]
             if entry.liveness is Liveness.ALIVE and now > self._silent_at(entry):

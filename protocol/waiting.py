@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from farflung.protocol.settings import ASLEEP_S, SHUN_S
 
+ASKED = 2
+"""Peers of other groups that are asked with each of our heartbeats how far these are."""
+
 MOST_HEARD = 64
 """Groups of which we remember how far they were."""
 
@@ -31,7 +34,7 @@ class Waiting:
     _began_at: float = math.inf
     _looked_at: float = math.inf
     _takes_at: float = -math.inf
-    """When that was last so, or there was no group to hear."""
+    """When our group could last decide, and take us in if we have no place, or there was none to hear."""
     _heights: dict[bytes, int] = field(default_factory=dict)
     """Of other groups, since then: the last that we heard of comes last."""
     _goes_on_at: float = -math.inf

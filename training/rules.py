@@ -201,7 +201,7 @@ def grown(
     total, squares = sum(tokens), sum(count * count for count in tokens)
     number = min(max(total * total / squares, FEWEST_GROWN), MOST_GROWN) if squares else FEWEST_GROWN
     return replace(
-        rule, lr=round(rule.lr * (number / 2) ** growth, 6)
+        rule, lr=round(rule.lr * (number / FEWEST_GROWN) ** growth, 6)
     )  # rounded: the last bits of powers differ among machines
 
 

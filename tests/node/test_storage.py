@@ -1,99 +1,34 @@
-"""Whatever moment a node is killed at, what it finds on its disk is something to go on from."""
+"""What a node has written is what it finds on its disk, and what is torn or damaged there is said or passed over."""
 
 import errno
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import torch
-from torch import Tensor
+from tests.node.storing import (
+    PLANS,
+    VOTES,
+    ToyLearner,
+    certified,
+    chunks,
+    commit,
+    filled,
+    load,
+    place,
+    save,
+)
 
-from farflung.node import mean_files
 from farflung.node import storage as storage_module
-from farflung.node.durable import write_atomically
 from farflung.node.mean_files import PLAN_BYTES
-from farflung.node.storage import FileStorage, Link, Place, newest_history
-from farflung.protocol.chain import Certified, Commit, RoundResult
+from farflung.node.storage import FileStorage, Link, newest_history
+from farflung.protocol.chain import RoundResult
 from farflung.protocol.errors import LocalError
-from farflung.protocol.ledger import Ledger
 from farflung.protocol.messages import Accepted
 from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import HISTORY
-
-A = b"a" * 32
-PLANS = [bytes([i]) * 32 for i in range(4)]
-
-
-def commit(height: int) -> Commit:
-    return Commit(
-        height=height,
-        parent=b"p" * 32,
-        version=height,
-        tokens=0,
-        steps=0,
-        lap=1,
-        width=1,
-        view=(A,),
-        left=(),
-        ledger=Ledger(),
-    )
-
-
-def certified(height: int) -> Certified:
-    return Certified(commit(height), 0, ())
-
-
-class ToyLearner:
-    """Two files, as a replica has: state is a number, and both must be of one save."""
-
-    def __init__(self, state: int = 0) -> None:
-        self.state = state
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "outer", str(self.state).encode())
-        write_atomically(folder / "facts", str(self.state).encode())
-
-    def load(self, folder: Path) -> None:
-        assert (folder / "outer").read_text() == (folder / "facts").read_text(), "a mixture of two saves"
-        self.state = int((folder / "outer").read_text())
-
-
-def place(height: int) -> Place:
-    return Place(height, height, ((0, height),), 1, b"")
-
-
-def owed(state: int) -> dict[str, Tensor]:
-    return {"up.memory": torch.full((3,), float(state))}
-
-
-def save(storage: FileStorage, state: int, *drop: bytes) -> None:
-    dropped = [plan[:PLAN_BYTES] for plan in drop]
-    storage.save_learner(ToyLearner(state), owed(state), place(state), dropped)  # type: ignore[arg-type]
-
-
-def load(storage: FileStorage) -> tuple[int, Place] | None:
-    learner = ToyLearner()
-    found = storage.load_learner(learner)  # type: ignore[arg-type]
-    residuals = storage.load_residuals()
-    if found is None:
-        assert residuals == {}
-        return None
-    assert residuals.keys() == {"up.memory"}
-    assert torch.equal(residuals["up.memory"], owed(learner.state)["up.memory"]), "a mixture of two saves"
-    return learner.state, found
-
-
-def chunks(storage: FileStorage) -> list[tuple[int, int, bytes]]:
-    """Number, version and bytes of each."""
-    found: list[tuple[int, int, bytes]] = []
-    storage.load_chunks(lambda *chunk: found.append(chunk))
-    return found
-
 
 # ---- the good case --------------------------------------------------------------------------------------------
 
@@ -126,20 +61,6 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert saved is not None and saved[1] == place(1) and (saved[0] / "outer").exists()
 
 
-VOTES = [SavedVote(7, 2, Accepted(1, commit(7))), SavedVote(2, 1, None, group=b"g" * 32)]
-
-
-def filled(folder: Path) -> FileStorage:
-    storage = FileStorage(folder)
-    for vote in VOTES:
-        storage.save_vote(vote)
-    for height in (0, 1):
-        storage.append_commit(None, certified(height))
-    save(storage, 1)
-    storage.save_chunk(4, 9, b"chunk")
-    return storage
-
-
 def test_what_is_cleared_is_as_new_but_for_its_votes(tmp_path: Path) -> None:
     filled(tmp_path / "checkpoint").clear()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
@@ -160,27 +81,6 @@ def test_the_means_of_what_was_voted_for_outlive_a_clear(tmp_path: Path) -> None
     again = FileStorage(tmp_path / "checkpoint")
     assert [again.load_mean(plan, 0) for plan in PLANS[:2]] == [b"mean", None]
     assert again.plans_with_means() == {PLANS[0][:PLAN_BYTES]}
-
-
-@pytest.mark.parametrize("fatal", range(12))
-def test_a_kill_while_it_is_cleared_loses_no_vote(
-    tmp_path: Path, kill_at: Callable[[int], Callable[[], int]], monkeypatch: pytest.MonkeyPatch, fatal: int
-) -> None:
-    storage = filled(tmp_path / "checkpoint")
-    steps = kill_at(fatal)
-    killed = False
-    try:
-        storage.clear()
-    except Killed:
-        killed = True
-    assert killed == (steps() > fatal)
-    monkeypatch.undo()
-    again = FileStorage(tmp_path / "checkpoint")
-    again.sweep()
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-    assert again.load_votes() == VOTES
-    history = again.load_history()
-    assert bool(history) == (load(again) is not None), "all of it or nothing"
 
 
 def test_a_checkpoint_drops_what_it_makes_unnecessary(tmp_path: Path) -> None:
@@ -413,95 +313,6 @@ def test_a_full_disk_is_said_with_the_file(
         with pytest.raises(LocalError, match=rf"/{name} cannot be written .*No space left .* make room on its disk"):
             write(storage)
     assert load(FileStorage(tmp_path)) == (0, place(0))
-
-
-# ---- a kill between any two steps -----------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-STEPS: list[tuple[Any, str]] = [
-    (Path, "open"), (Path, "write_bytes"), (Path, "replace"), (Path, "rename"), (Path, "unlink"), (Path, "mkdir"),
-    (os, "fsync"), (os, "fdatasync"), (os, "truncate"), (shutil, "rmtree"), (mean_files, "_header"),
-]  # fmt: skip
-
-
-@pytest.fixture
-def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Callable[[], int]]]:
-    """`kill_at(n)`: the n-th step on the disk does not happen. Returns how to ask for the number of steps so far."""
-
-    def arm(fatal: int) -> Callable[[], int]:
-        steps = 0
-
-        def wrap(owner: Any, name: str) -> None:
-            real = getattr(owner, name)
-
-            def step(*args: Any, **kwargs: Any) -> Any:
-                nonlocal steps
-                steps += 1
-                if steps > fatal:
-                    raise Killed
-                return real(*args, **kwargs)
-
-            monkeypatch.setattr(owner, name, step)
-
-        for owner, name in STEPS:
-            wrap(owner, name)
-        return lambda: steps
-
-    yield arm
-
-
-def a_day(storage: FileStorage) -> None:
-    """Everything a node writes between two checkpoints, and the second checkpoint."""
-    storage.save_vote(SavedVote(2, 1, Accepted(1, commit(2))))
-    storage.save_mean(PLANS[2], 0, b"new")
-    storage.append_commit(None, certified(2))
-    storage.save_chunk(0, 2, b"newer")
-    save(storage, 2, PLANS[1])
-
-
-@pytest.mark.parametrize("fatal", range(60))
-def test_a_kill_at_any_step(
-    tmp_path: Path, kill_at: Callable[[int], Callable[[], int]], monkeypatch: pytest.MonkeyPatch, fatal: int
-) -> None:
-    storage = FileStorage(tmp_path)
-    storage.save_vote(SavedVote(1, 0, None))
-    for height in (0, 1):
-        storage.append_commit(None, certified(height))
-    save(storage, 1)
-    storage.save_mean(PLANS[1], 0, b"old")
-    storage.save_chunk(0, 1, b"older")
-
-    steps = kill_at(fatal)
-    finished = False
-    try:
-        a_day(FileStorage(tmp_path))
-        finished = True
-    except Killed:
-        pass
-    num_steps = steps()
-    monkeypatch.undo()
-
-    again = FileStorage(tmp_path)
-    [vote], found = again.load_votes(), load(again)
-    assert vote in (SavedVote(1, 0, None), SavedVote(2, 1, Accepted(1, commit(2))))
-    heights = [link.certified.commit.height for link in again.load_history()]
-    assert heights in ([0, 1], [0, 1, 2])
-    assert not (2 in heights and vote == SavedVote(1, 0, None)), "in the order in which they were asked for"
-    assert found in ((1, place(1)), (2, place(2)))
-    if found == (1, place(1)):
-        assert again.load_mean(PLANS[1], 0) == b"old", "means are kept until the checkpoint counts"
-        assert all(data in (b"older", b"newer") for *_, data in chunks(again))
-    assert again.load_mean(PLANS[2], 0) in (None, b"new")
-    if found == (2, place(2)):
-        assert again.load_mean(PLANS[2], 0) == b"new"
-    a_day(again)  # and life goes on
-    assert load(FileStorage(tmp_path)) == (2, place(2))
-    if fatal == 59:
-        assert finished, f"{num_steps} steps: look at more of them"
 
 
 # ---- the newest unbroken history ------------------------------------------------------------------------------

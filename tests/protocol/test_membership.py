@@ -285,6 +285,15 @@ def test_a_dead_member_is_not_looked_at_again_and_again(members: Membership) -> 
     assert A in members.peers and members.look_at == now + SUSPECT_S
 
 
+def test_who_is_kept_no_more_is_forgotten_though_nobody_else_is_there() -> None:
+    members = Membership(ME, BEAT_S)
+    members.expect(A, 0.0)
+    members.tick(FORGET_AFTER_S + 1.0, keep=(A,))
+    assert A in members.peers
+    members.tick(members.look_at + 0.1)
+    assert A not in members.peers
+
+
 def test_who_greets_slowly_is_suspected_later(members: Membership) -> None:
     members.heard(A, 0.0, beat(every_s=4 * BEAT_S))
     assert members.every_s(A) == 4 * BEAT_S and members.every_s(B) == members.every_s(E) == BEAT_S
