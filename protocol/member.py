@@ -122,8 +122,7 @@ class Member:
 
     def waits_in_vain(self, now: float) -> bool:
         """Whether it is time to begin anew with another group (`waiting`)."""
-        has_divided = self.started and bool(self.head.commit.ledger.shares)  # what strangers say of groups is no reason
-        return has_divided and self.waiting.in_vain(now)
+        return self.started and self.waiting.in_vain(now)
 
     def any_behind(self, version: int) -> bool:
         """Whether a fellow member that lives is not at this version of the outer state yet, as far as we know."""
@@ -389,7 +388,8 @@ class Member:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
         view = self._view
         effects = self.membership.tick(now, keep=view)
-        self.waiting.look(now, in_view=self.in_view, takes=not self.started or self.consensus.goes_on)
+        divided = self.started and bool(self.head.commit.ledger.shares)
+        self.waiting.look(now, in_view=self.in_view, takes=not self.started or self.consensus.goes_on, divided=divided)
         if len(self.standing.admitted) > len(self.membership.peers):
             self.standing.admitted &= self.membership.peers.keys()  # who was forgotten shows again that it may be here
         if now >= self._greets_at:
@@ -403,7 +403,7 @@ class Member:
         effects += self.consensus.tick(now)
         if self.consensus.ballot != ballot:
             effects += self._greet(now)  # it was our decision: the others would hear of it with the next heartbeat only
-        self.reason = self.consensus.reason()
+        self.reason = self.consensus.reason() + self.waiting.outlook(now)
         return self._settle(effects, now)
 
     # ---- inner workings ----------------------------------------------------------------------------------------

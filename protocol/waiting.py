@@ -31,6 +31,7 @@ class Waiting:
     avoids: frozenset[bytes] = frozenset()
     """Groups in which it was: not to begin with again, as long as there is another."""
     _had_a_place: bool = False
+    _divided: bool = False
     _began_at: float = math.inf
     _looked_at: float = math.inf
     _takes_at: float = -math.inf
@@ -45,12 +46,14 @@ class Waiting:
         self._had_a_place = has_voted
         self._takes_at = now
 
-    def look(self, now: float, *, in_view: bool, takes: bool) -> None:
-        """Called every now and then with how things are; `takes`: whether the group can decide, and take in who is not in its view."""
+    def look(self, now: float, *, in_view: bool, takes: bool, divided: bool) -> None:
+        """Called every now and then with how things are; `takes`: whether the group can decide, and take in who is not in its view; `divided`: whether there are
+        others by its own history, for what strangers say of groups is no reason.
+        """
         self._began_at = min(self._began_at, now)
         if now > self._looked_at + ASLEEP_S:
             self._takes_at += now - self._looked_at  # the machine slept, and has heard nobody since
-        self._looked_at = now
+        self._looked_at, self._divided = now, divided
         self._had_a_place |= in_view
         if takes:
             self._takes_at, self._goes_on_at = now, -math.inf
@@ -87,7 +90,19 @@ class Waiting:
             else "the group in which it waits for a place can take nobody in"
         )
 
+    def outlook(self, now: float) -> str:
+        """What becomes of who waits, to end the sentence that says for what; empty where no other group is heard to go on, or nothing is waited for."""
+        if not self._others_go_on(now):
+            return ""
+        return f"; after {self._patience_s / 60.0:.0f} minutes of this the node goes to another group, which goes on"
+
     def in_vain(self, now: float) -> bool:
-        """Whether it is, and another group goes on."""
-        is_late = now > self._takes_at + self.vain_s * (MEMBERS_WAIT if self._had_a_place else 1.0)
-        return is_late and now <= self._goes_on_at + self.vain_s
+        """Whether it is, and another group goes on: time to begin anew with that."""
+        return now > self._takes_at + self._patience_s and self._others_go_on(now)
+
+    @property
+    def _patience_s(self) -> float:
+        return self.vain_s * (MEMBERS_WAIT if self._had_a_place else 1.0)
+
+    def _others_go_on(self, now: float) -> bool:
+        return self._divided and now <= self._goes_on_at + self.vain_s

@@ -368,6 +368,10 @@ def test_who_had_a_place_waits_for_longer(vote: SavedVote | None) -> None:
         one.tick(float(now))
         answers(one, now // 10, float(now))
         assert one.waits_in_vain(float(now)) == (now > 30.0 * MEMBERS_WAIT)
+        goes = "; after 2 minutes of this the node goes to another group, which goes on"
+        assert one.reason.endswith(goes) == (now > 10), (
+            "the first answers say where the other group is, those from 10 s on that it goes on"
+        )
 
 
 def test_a_member_gives_up_its_state_for_nothing_but_a_group_that_goes_on() -> None:
@@ -379,7 +383,7 @@ def test_a_member_gives_up_its_state_for_nothing_but_a_group_that_goes_on() -> N
         one.tick(float(now))
         if now < 200:
             answers(one, 7, float(now))
-        assert not one.waits_in_vain(float(now))
+        assert not one.waits_in_vain(float(now)) and "another group" not in one.reason
     answers(one, 6, 400.0)
     assert not one.waits_in_vain(400.0), "one that lags"
     answers(one, 8, 401.0)
