@@ -301,7 +301,7 @@ class Peer:
     async def _leave(self, working: set[asyncio.Task[None]]) -> None:
         """Finish what is being computed, wait to be let go, so that the others are not left short of a vote, and save."""
         self.departure.begin(self._now())
-        self.member.membership.state = "leaving"
+        self.member.membership.leave(self._now())
         self._do(self.member.withdraw(self._now()))
         self.trainer.finish()
         self._do(self.member.leave(self.stop_reason))

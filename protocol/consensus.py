@@ -112,15 +112,16 @@ class Consensus:
 
     def reason(self) -> str:
         """Why nothing happens, or what does: a sentence for people."""
-        if not self.follower.in_view:
+        in_view = self.follower.in_view
+        if not self.has_quorum:
+            return ("" if in_view else "not a member yet; ") + patience.why_no_quorum(self)
+        if not in_view:
             most, members = self.settings.rules.max_group, len(self.head.commit.view)
             return (
                 "not a member yet"
                 if members < most
                 else f"all {most} places of members are taken: this node takes the next free one"
             )
-        if not self.has_quorum:
-            return patience.why_no_quorum(self)
         if self.lags:
             return "waiting for the others' history: this node has voted for what follows after it"
         if not self.standing.holds(self.me):

@@ -492,9 +492,7 @@ class Member:
 
     def _greet(self, now: float) -> list[Effect]:
         """A heartbeat to everybody."""
-        self._beat_at, self._said_state = now, self.membership.state
+        self._beat_at, self._next_in_s, self._said_state = now, self.membership.beat_s, self.membership.state
         beat = self._heartbeat()
-        self._next_in_s = self.membership.next_beat_s(beat.ready_in_s)
-        beat = msgspec.structs.replace(beat, every_s=self._next_in_s)
         others = self.neighbours.some(ASKED) if self.waiting.asks else ()
         return [Send(p, beat) for p in (*self.membership.known(), *others)]

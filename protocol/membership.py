@@ -27,10 +27,6 @@ FULL_PACE = 16
 SLOWEST_PACE = 8.0
 """Times as slow, at most."""
 
-QUIET_SHARE = 0.1
-"""Of the time that a node still trains before it is ready for a round, from one heartbeat to the next where that is longer: whoever falls silent meanwhile is called
-dead before anybody waits for it, after six of them, and rounds minutes apart do not cost more greetings than training."""
-
 ASK_AFTER = 1.25
 """Heartbeats between suspicion and asking others: long enough that a living peer has sent one more to them."""
 
@@ -72,8 +68,8 @@ class Peer:
     heartbeat: Heartbeat | None = None
     beat_at: float = 0.0
     """When that came."""
-    leaving: bool = False
-    """It said goodbye; it votes until it is let go, or falls silent."""
+    leaves_since: float = math.inf
+    """When it said goodbye; it votes until it is let go, or falls silent."""
     asked: tuple[PeerId, ...] | None = None
     """For a second opinion, since it was suspected last; None: not yet."""
     witnessed_at: float = -1.0
@@ -91,6 +87,8 @@ class Membership:
     peers: dict[PeerId, Peer] = field(default_factory=dict)
     news: int = 0
     """Grows whenever somebody comes, goes, or says that it holds another state: what follows from those stands until then."""
+    _leaves_since: float = math.inf
+    """When we began to leave."""
     _pace: tuple[int, float] = (-1, 1.0)
     """The pace when `news` was so much."""
     _due: float = -math.inf
@@ -124,12 +122,6 @@ class Membership:
             num_live = 1 + len(self.live(self.peers))
             self._pace = (self.news, min(max(1.0, num_live / FULL_PACE), SLOWEST_PACE))
         return self.heartbeat_s * self._pace[1]
-
-    def next_beat_s(self, ready_in_s: float) -> float:
-        """The same, where this node trains for so long yet before it is ready for a round."""
-        if self.state != "training":
-            return self.beat_s
-        return min(max(self.beat_s, QUIET_SHARE * ready_in_s), SLOWEST_PACE * self.heartbeat_s)
 
     @property
     def verdict_s(self) -> float:
@@ -206,7 +198,17 @@ class Membership:
         if peer == self.me:
             return self.state == "leaving"
         entry = self.peers.get(peer)
-        return entry is not None and (entry.leaving or entry.liveness is Liveness.LEFT)
+        return entry is not None and (entry.leaves_since < math.inf or entry.liveness is Liveness.LEFT)
+
+    def leave(self, now: float) -> None:
+        """We say goodbye from now on."""
+        self.state, self._leaves_since = "leaving", now
+
+    def sure(self, view: Collection[PeerId]) -> frozenset[PeerId]:
+        """Those of `view` that live and were heard of since the last of them, or we, began to leave: whoever has just died is not among them."""
+        since = max((self.peers[p].leaves_since for p in view if p in self.peers and self.leaves(p)), default=-math.inf)
+        since = max(since, self._leaves_since if self.leaves(self.me) else -math.inf)
+        return frozenset(p for p in self.live(view) if p == self.me or self.peers[p].witnessed_at > since)
 
     def heartbeat(self, peer: PeerId) -> Heartbeat | None:
         entry = self.peers.get(peer)
@@ -286,7 +288,7 @@ class Membership:
             if before is None or (before.version, before.digest) != (heartbeat.version, heartbeat.digest):
                 self.news += 1
             entry.heartbeat, entry.beat_at = heartbeat, now
-            entry.leaving = heartbeat.state == "leaving"
+            entry.leaves_since = min(entry.leaves_since, now) if heartbeat.state == "leaving" else math.inf
             self._due = min(self._due, self._silent_at(entry))  # it may greet more often than it did
         if entry.liveness is Liveness.LEFT and heartbeat is None:
             return []  # stragglers of a peer that said goodbye; only a heartbeat brings it back
@@ -296,7 +298,8 @@ class Membership:
 
     def goodbye(self, peer: PeerId, now: float) -> list[Effect]:
         """A peer says that it leaves. It stays alive, and a voter, until it falls silent."""
-        self._entry(peer, now).leaving = True
+        entry = self._entry(peer, now)
+        entry.leaves_since = min(entry.leaves_since, now)
         return []
 
     def unreachable(self, peer: PeerId, now: float, reason: str) -> list[Effect]:
@@ -373,7 +376,7 @@ class Membership:
         if entry.asked is None and suspected_for > ASK_AFTER * self._every_s(entry):
             return self._ask(peer, entry)
         if suspected_for > VERDICT_AFTER * self._every_s(entry):
-            if entry.leaving:
+            if entry.leaves_since < math.inf:
                 return self._become(peer, entry, Liveness.LEFT, now, "said goodbye")
             witnesses = len(self._witnesses(peer))
             return self._become(

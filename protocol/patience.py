@@ -85,7 +85,8 @@ def not_gone(s: Waiting, now: float) -> list[PeerId]:
 
 def is_needed(s: Waiting, now: float) -> bool:
     """Whether somebody who stays, or is on its way in, could decide something with us and nothing without us: what a member that leaves waits for longest.
-    Gone before it is let go it stays in the view, and others of that would need its vote, or the state that it alone has, for ever."""
+    Gone before it is let go it stays in the view, and others of that would need its vote, or the state that it alone has, for ever. Who was not heard of since it
+    began to leave may have died before, and counts as nobody who stays."""
     if not s.standing.holds(s.me):
         return False
     view, membership, others = s.head.commit.view, s.membership, not_gone(s, now)
@@ -93,7 +94,10 @@ def is_needed(s: Waiting, now: float) -> bool:
     beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
     if not stay and not any(beat is not None and beat.state == "joining" for beat in beats):
         return False
-    return is_quorum(view, {*others, s.me}) and not is_quorum(view, [p for p in stay if s.standing.holds(p)])
+    sure = membership.sure(view)
+    return is_quorum(view, {*others, s.me}) and not is_quorum(
+        view, [p for p in stay if p in sure and s.standing.holds(p)]
+    )
 
 
 def _anything_to_decide(s: Waiting, now: float) -> bool:

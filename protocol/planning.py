@@ -20,8 +20,12 @@ class Situation:
     """Live members that hold the outer state, and so may vote."""
     left: frozenset[PeerId]
     """Members of the view that said goodbye."""
+    sure: frozenset[PeerId]
+    """Live members that were heard of since the last of those said goodbye."""
+    dead: frozenset[PeerId]
+    """Members of the view that were called dead."""
     gone: frozenset[PeerId]
-    """Members of the view that are dead for long enough to be removed."""
+    """Those of them that are dead for long enough to be removed."""
     readies: Mapping[PeerId, Ready]
     """Live members with progress to contribute."""
     awaited: frozenset[PeerId]
@@ -113,9 +117,18 @@ def no_quorum(view: Collection[PeerId], live: Collection[PeerId], holders: Colle
     return f"no quorum: {len(live)} of {len(view)} members reachable; {names_of(sorted(missing))} {back}"
 
 
+def lets_go(staying: Collection[PeerId], sure: Collection[PeerId]) -> bool:
+    """Whether others may be let go: of those who stay enough are surely there to decide what comes next, if anybody stays."""
+    return not staying or is_quorum(staying, frozenset(sure) & frozenset(staying))
+
+
 def _change_of_view(s: Situation) -> ChangeView | None:
     """Let in who may join and let go who left or is gone; None when there is nobody, or not enough would remain to decide it."""
     staying = [p for p in s.view if p not in s.gone | s.left]
+    if s.left and not lets_go(staying, s.sure):
+        if not s.dead | s.sure >= set(staying):
+            return None  # some may have just died: that is known after their next heartbeat, or the verdict
+        staying = [p for p in staying if p not in s.dead]
     joiners = s.joiners[: max(0, s.max_group - len(staying))]
     view = tuple(sorted([*staying, *joiners]))
     if not view or view == s.view or not is_quorum(s.view, {*view, *s.left}):
@@ -123,7 +136,8 @@ def _change_of_view(s: Situation) -> ChangeView | None:
     if not joiners and not s.holders & set(staying):  # the state must not go with those who leave
         return None
     reasons = [f"admits {names_of(sorted(joiners))}"] if joiners else []
-    reasons += [f"removes {names_of(sorted(s.gone))} (silent)"] if s.gone else []
+    silent = set(s.view) - s.left - set(staying)
+    reasons += [f"removes {names_of(sorted(silent))} (silent)"] if silent else []
     reasons += [f"lets {names_of(sorted(s.left))} go"] if s.left else []
     return ChangeView(view, tuple(sorted(s.left)), "; ".join(reasons))
 

@@ -40,7 +40,17 @@ from farflung.protocol.messages import (
     Voted,
     encode,
 )
-from farflung.protocol.planning import ChangeView, Divide, Situation, StartRound, agreed, choose_cut, conclude, decide
+from farflung.protocol.planning import (
+    ChangeView,
+    Divide,
+    Situation,
+    StartRound,
+    agreed,
+    choose_cut,
+    conclude,
+    decide,
+    lets_go,
+)
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.rhythm import Offer
 from farflung.protocol.settings import HOLD_S, RESEND_S, SETTLE_S, SHORT_S, Settings
@@ -216,6 +226,7 @@ class Proposer:
     def _situation(self, s: Surroundings, now: float) -> Situation:
         view = s.head.commit.view
         left = frozenset(p for p in view if s.membership.leaves(p))
+        dead = {p: s.membership.dead_for(p, now) for p in view if p not in left and p != s.me}
         live = frozenset(s.membership.live(view))
         readies = {p: m.ready for p, m in sorted(self.promises.items()) if p in live and m.ready is not None}
         awaited = frozenset(p for p in live - set(readies) if p != s.me and self._trains(s, p))
@@ -233,7 +244,9 @@ class Proposer:
             live=live,
             holders=frozenset(s.standing.holders()),
             left=left,
-            gone=frozenset(p for p in view if p not in left and s.membership.dead_for(p, now) > s.settings.removal_s),
+            sure=s.membership.sure(view),
+            dead=frozenset(p for p, dead_s in dead.items() if dead_s > 0.0),
+            gone=frozenset(p for p, dead_s in dead.items() if dead_s > s.settings.removal_s),
             readies=readies,
             awaited=awaited,
             joiners=s.standing.joiners(),
@@ -384,7 +397,8 @@ class Proposer:
         )
         left = tuple(p for p in s.head.commit.view if s.membership.leaves(p))
         staying = tuple(p for p in result.view if p not in left)
-        let_go = any(s.standing.holds(p) for p in staying)  # or the state would go with them
+        # or the state would go with them, or nobody could decide what comes next
+        let_go = any(s.standing.holds(p) for p in staying) and lets_go(staying, s.membership.sure(s.head.commit.view))
         lap, notes = self._next_lap(s, outcome)
         commit = chain.successor(
             s.settings.swarm,

@@ -371,7 +371,7 @@ def test_a_graceful_leave_is_let_go_at_once() -> None:
 
 def leave(bus: Bus, who: int) -> None:
     node = bus.nodes[who]
-    node.member.membership.state = "leaving"
+    node.member.membership.leave(bus.now)
     node.contributes = False
     node.do(node.member.withdraw(bus.now))
     node.do(node.member.leave("asked to"))

@@ -179,7 +179,7 @@ def test_who_does_not_know_yet_that_it_is_of_another_group_may_ask_all_the_same(
 
 def situation(**changes: object) -> Situation:
     values: dict[str, object] = dict(
-        view=tuple(IDS), live=frozenset(IDS), holders=frozenset(IDS), left=frozenset(), gone=frozenset(), readies={},
+        view=tuple(IDS), live=frozenset(IDS), holders=frozenset(IDS), left=frozenset(), gone=frozenset(), sure=frozenset(IDS), dead=frozenset(), readies={},
         awaited=frozenset(IDS), joiners=(STRANGER,), hold_s=0.0, min_contributors=1, max_group=4, divides=True,
         patience_left_s=5.0, finished=False,
     )  # fmt: skip

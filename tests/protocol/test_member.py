@@ -46,7 +46,7 @@ from farflung.protocol.errors import BadSignature, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer, PeerId
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
 from farflung.protocol.member import Member
-from farflung.protocol.membership import FULL_PACE, SLOWEST_PACE
+from farflung.protocol.membership import FULL_PACE
 from farflung.protocol.messages import Contributor, Heartbeat, Message, Part, Promise, Propose, Voted
 from farflung.protocol.settings import RESEND_S
 
@@ -202,6 +202,9 @@ def test_who_waits_for_a_place_says_why() -> None:
     one.consensus.settings = few
     one.tick(3.0)
     assert one.reason == "all 3 places of members are taken: this node takes the next free one"
+    for now in range(4, 60):
+        one.tick(float(now))
+    assert one.reason.startswith("not a member yet; no quorum: 0 of 3 members reachable; ") and "come back" in one.reason
 
 
 def test_a_minority_repairs_itself_once() -> None:
@@ -227,7 +230,7 @@ def test_leaving_tells_everybody() -> None:
     one = member()
     one.receive(THIRD, messages.Goodbye("asked to"), 1.0)
     assert one.membership.leaves(THIRD) and one.membership.alive(THIRD), "it votes until it is let go"
-    one.membership.state = "leaving"
+    one.membership.leave(1.0)
     assert one.membership.leaves(FOLLOWER)
 
 
@@ -306,28 +309,8 @@ def test_a_heartbeat_comes_when_the_last_one_said_whoever_has_come_since() -> No
     assert one.look_at() <= at and not said(one.tick(at - 0.01)) and said(one.tick(at)) == {more}, "that is news"
 
 
-def test_who_trains_for_minutes_says_that_it_greets_rarely_and_greets_as_usual_once_it_waits() -> None:
-    left_s = 1000.0
-    one = member()
-    one.vitals = lambda: beat(ready_in_s=left_s)
-    one.membership.state = "training"
-    usual = one.membership.heartbeat_s
-
-    def said(now: float) -> set[float]:
-        beats = [e.message for e in one.tick(now) if isinstance(e, Send) and isinstance(e.message, Heartbeat)]
-        return {b.every_s for b in beats if not b.reply}
-
-    assert said(10.0) == {SLOWEST_PACE * usual}
-    rests_until = 10.0 + SLOWEST_PACE * usual
-    assert one.look_at() <= rests_until
-    left_s = 60.0
-    assert not said(rests_until - 0.01) and said(rests_until) == {6.0}
-    one.membership.state = "ready"
-    assert not said(rests_until + usual - 0.01) and said(rests_until + usual) == {usual}, "that is news"
-
-
 def test_a_member_that_was_started_again_hears_at_once_who_greets_rarely() -> None:
-    """Nobody had noticed that it was away, so it is no news."""
+    """As in groups of many. Nobody had noticed that it was away, so it is no news."""
 
     def replies(one: Member, state: str, sender: PeerId = THIRD) -> int:
         effects = one.receive(sender, beat(state=state, admission=b"invited"), 11.0)
@@ -335,8 +318,8 @@ def test_a_member_that_was_started_again_hears_at_once_who_greets_rarely() -> No
 
     one = member()
     assert replies(one, "joining") == 0, "it will hear us in a moment"
-    one.vitals = lambda: beat(ready_in_s=1000.0)
-    one.membership.state = "training"
+    for number in range(2 * FULL_PACE):
+        one.receive(number.to_bytes(32), beat(admission=b""), 9.0)
     one.tick(10.0)
     assert replies(one, "joining") == 1 and replies(one, "training") == 0
     assert replies(one, "joining", OUTSIDER.peer_id) == 0, "a crowd of newcomers hears us all the same"

@@ -233,24 +233,6 @@ def test_of_many_everybody_greets_more_slowly() -> None:
     assert members.verdict_s == SLOWEST_PACE * (SUSPECT_S + VERDICT_S)
 
 
-@given(ready_in_s=st.floats(0.0, 1e7), number=st.integers(1, 100))
-def test_who_trains_for_long_greets_rarely_and_is_called_dead_before_anybody_waits_for_it(
-    ready_in_s: float, number: int
-) -> None:
-    members = Membership(ME, BEAT_S)
-    for peer in range(1, number):
-        members.heard(peer.to_bytes(32), 0.0, beat())
-    usual, most = members.beat_s, SLOWEST_PACE * BEAT_S
-    for members.state in ("joining", "ready", "round", "leaving", "waiting"):
-        assert members.next_beat_s(ready_in_s) == usual, "others wait for it, or it for them"
-    members.state = "training"
-    every_s = members.next_beat_s(ready_in_s)
-    assert usual <= every_s <= most
-    silent_s = (SUSPECT_AFTER + VERDICT_AFTER) * every_s
-    assert every_s == usual or silent_s < ready_in_s
-    assert every_s in (usual, most) or silent_s > ready_in_s / 2, "and no more often"
-
-
 def test_it_names_the_moment_when_a_verdict_is_due(members: Membership) -> None:
     """Nobody has to look at it before, nor after each message."""
     members.heard(A, 0.0, beat(every_s=4 * BEAT_S))

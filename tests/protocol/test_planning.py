@@ -35,7 +35,8 @@ def situation(**changes: Any) -> Situation:
         max_group=8, divides=False, patience_left_s=30.0, hold_s=0.0, finished=False,
     )  # fmt: skip
     merged = {**values, **changes}
-    return Situation(**{"holders": merged["live"], **merged})
+    silent = frozenset(merged["view"]) - merged["live"]
+    return Situation(**{"holders": merged["live"], "sure": merged["live"], "dead": silent, **merged})
 
 
 ONE_WAITS: dict[str, Any] = dict(readies={A: READY, B: READY}, awaited=frozenset({C}))

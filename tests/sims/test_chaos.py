@@ -11,9 +11,11 @@ import pytest
 
 from farflung.node.peer import SAY_AGAIN_S, Peer
 from farflung.node.storage import Link, newest_history
+from farflung.node.trainer import Pace
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
 from farflung.protocol.keys import short
+from farflung.protocol.lap import Laps
 from farflung.sims.chaos import Wire, run_schedule, run_seed, toy_plan
 from farflung.sims.faults import Delay, Fault, Heal, Kill, Leave, Partition, Pause, Schedule, Start
 from farflung.sims.simulation import Report, simulate
@@ -173,6 +175,18 @@ def test_who_has_the_deciding_half_stays_until_a_newcomer_is_in() -> None:
     schedule = Schedule(num_peers=3, duration_s=240.0, faults=tuple(faults))
     report = run_schedule(3, schedule, wire=BRISK)
     assert report.violations == []
+
+
+@pytest.mark.parametrize(("dies", "leaves"), [(0, 1), (1, 0), (2, 1)])
+def test_who_leaves_in_a_long_lap_soon_after_another_has_died_takes_no_quorum_with_it(dies: int, leaves: int) -> None:
+    """Nobody waits for anybody then: heartbeats alone show who is there. Three live, one is killed, one goes 20 s later, and the third has to be able to decide."""
+    laps = Laps.fixed(8, 7)
+    pace = Pace(laps=laps, samples_per_step=2, tokens_per_sample=8, total_steps=1 << 40)
+    faults = (Kill(at=150.0, peer=dies, reset=False), Leave(at=170.0, peer=leaves))
+    report = run_schedule(2, quiet(3, *faults, duration_s=420.0), wire=Wire(pace=pace, step_s=(12.0,) * 3))
+    assert report.violations == [] and report.members == 1
+    rounds = [float(line.split()[0]) for line in report.events if f" {3 - dies - leaves} round.commit " in line]
+    assert rounds[0] < 150.0 < rounds[-1]
 
 
 def test_other_bits_are_noticed_and_repaired() -> None:
