@@ -15,6 +15,7 @@ Only one machine here, and it is pure: `Coordinator` says whom to plan with and 
 (`training/pipeline_online.py`), and checked by every peer that it is sent to.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -34,7 +35,8 @@ STRAGGLER_S = 20.0
 """A step waits so long for living peers that are busy, as long as every stage has somebody who is not."""
 
 ASIDE_S = 10.0
-"""Whoever refused a plan is left out for so long, if its stage has others."""
+"""Whoever refused a plan is left out for so long, if its stage has others; after a first refusal only until it says again that it is free, for what it had said was
+older than what it does: after each round of its stage a peer is busy for a moment."""
 
 PAUSE_S = 1.0
 """After a plan that came to nothing."""
@@ -68,7 +70,8 @@ class Coordinator:
     _stands_since: float | None = None
     """Since when every stage has somebody free, and not all are."""
     _pause_until: float = 0.0
-    _aside: dict[PeerId, float] = field(default_factory=dict)
+    _refused: dict[PeerId, tuple[float, int]] = field(default_factory=dict)
+    """When a peer refused last, and how often since it was ready for a step."""
     _turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,10 +97,11 @@ class Coordinator:
             )
             self._stands_since = None
             return None
-        stages: list[list[PeerId]] = []
+        stages, busy = list[list[PeerId]](), 0
         for peers in living:
             able = [p for p in peers if (said := roll.present(p)) and said.free]
-            stages.append([p for p in able if now >= self._aside.get(p, 0.0)] or able)
+            stages.append([p for p in able if not self._is_aside(p, now)] or able)
+            busy += len(peers) - len(able)
         stages[0] = sorted([*stages[0], roll.me])
         empty = next((stage for stage, peers in enumerate(stages) if not peers), None)
         deserted = [stage for stage in range(roll.stages) if not stages[stage] and roll.deserted(stage, now)]
@@ -113,7 +117,6 @@ class Coordinator:
                 else f"nobody serves stage {empty}"
             )
             return None
-        busy = sum(len(peers) for peers in living) + 1 - sum(len(peers) for peers in stages)
         if self._stands_since is None:
             self._stands_since = now
         if busy and now < self._stands_since + STRAGGLER_S:
@@ -136,9 +139,10 @@ class Coordinator:
         if not answer.accepts:
             if attempt.gone:
                 return []  # it is too late; its absence will be noticed
-            self._aside[sender] = now + ASIDE_S
+            self._refused[sender] = now, self._refused.get(sender, (now, 0))[1] + 1
             return self._void(f"{short(sender)} refuses: {answer.reason}", now)
         attempt.ready.add(sender)
+        self._refused.pop(sender, None)
         if attempt.gone or len(attempt.ready) < len(attempt.plan.peers):
             return []
         attempt.gone, attempt.sent_at = True, now
@@ -171,6 +175,11 @@ class Coordinator:
         self._turns.over()
         if self.attempt is not None and self.attempt.plan.window == window:
             self.attempt = None
+
+    def _is_aside(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer has refused a plan and is left out of others."""
+        at, times = self._refused.get(peer, (-math.inf, 0))
+        return now < at + ASIDE_S and (times > 1 or self.roll.entries[peer].since <= at)
 
     def _under_way(self, living: list[list[PeerId]]) -> bool:
         """Whether two of the others name the same step: one alone may say what it wants."""

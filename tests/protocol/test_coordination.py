@@ -125,11 +125,35 @@ def test_a_plan_that_is_refused_is_void_and_the_next_is_without_whoever_refused(
     assert {to for to, _ in posts} == {FIRST, C, D} and all(not message.go for _, message in posts)  # type: ignore[union-attr]
     assert "refuses: busy" in one.reason
     assert one.participants(0.5 + PAUSE_S / 2, free=True) is None
-    one.participants(0.5 + PAUSE_S, free=True)  # waits for D for a while, as for anybody who is busy
-    later = 0.5 + PAUSE_S + STRAGGLER_S
-    for peer, stage in ((SECOND, 0), (C, 1), (D, 1)):
-        one.roll.heard(peer, says(stage), later)
-    assert later > 0.5 + ASIDE_S and one.participants(later, free=True) == [sorted([A, B]), [C, D]]
+    assert one.participants(0.5 + PAUSE_S, free=True) == [sorted([A, B]), [C]], "nobody waits for it"
+    one.roll.heard(D, says(1, free=False), 0.6 + PAUSE_S)
+    assert one.participants(0.6 + PAUSE_S, free=True) is None and "waits for 1 busy peers" in one.reason
+    one.roll.heard(D, says(1), 0.7 + PAUSE_S)
+    assert one.participants(0.7 + PAUSE_S, free=True) == [sorted([A, B]), [C, D]], "it is free, it says"
+
+
+def test_who_refuses_again_and_again_is_left_out_for_longer() -> None:
+    one = Coordinator(everybody(FIRST))
+    plan = plan_of([[FIRST], [C, D]])
+
+    def refuse(at: float) -> None:
+        one.propose(plan, at)
+        one.answered(D, StepAnswer(plan.window, False, "busy"), at)
+
+    def planned(at: float) -> bool:
+        for peer, stage in ((SECOND, 0), (C, 1), (D, 1)):
+            one.roll.heard(peer, says(stage), at)
+        return one.participants(at, free=True) == [sorted([A, B]), [C, D]]
+
+    refuse(0.0)
+    assert planned(PAUSE_S)
+    refuse(2.0)
+    assert not planned(2.0 + PAUSE_S) and not planned(1.9 + ASIDE_S) and planned(2.0 + ASIDE_S)
+    one.propose(plan, 13.0)
+    one.answered(D, StepAnswer(plan.window, True, "ready"), 13.0)
+    one.attempt = None
+    refuse(14.0)
+    assert planned(14.0 + PAUSE_S), "it has been ready meanwhile"
 
 
 def test_whoever_does_not_answer_is_lost_until_it_is_heard() -> None:
