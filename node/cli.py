@@ -87,9 +87,12 @@ def create(
         ),
     ] = None,
     method: Annotated[
-        str | None,
-        typer.Option(help="Named settings of optimisers, rounds and codecs: `default`, or `thrifty` with fewer bytes."),
-    ] = None,
+        str,
+        typer.Option(
+            help="Named settings of optimisers, rounds and codecs, for all that is not said otherwise: `default`, `thrifty` with fewer bytes, or `none`: DiLoCo "
+            "as published."
+        ),
+    ] = "default",
     data: Annotated[
         str | None, typer.Option(help="`python`, a text file or folder, token shards, or `hf:DATASET`.")
     ] = None,

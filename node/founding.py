@@ -21,6 +21,7 @@ from farflung.node.durable import sync_folder
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity
 from farflung.node.listening import PORTS, free_ports, own_addresses
+from farflung.node.manifest_filling import PIPELINE_INNER_STEPS, fill_method, with_usual_lr
 from farflung.node.options import CreatedSwarm, CreateOptions
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
@@ -48,9 +49,7 @@ from farflung.training.data import Dataset
 from farflung.training.errors import DataError, UnusableModel
 from farflung.training.given import GivenModel, open_given
 from farflung.training.inner import InnerConfig
-from farflung.training.methods import METHOD_NAMES, training_method
 from farflung.training.model_state import save_fresh
-from farflung.training.optimizers import parse_optimizer
 from farflung.training.pipeline_slice import even_sizes
 from farflung.training.presets import PRESETS, preset
 from farflung.training.sources import open_dataset
@@ -64,10 +63,6 @@ DEFAULT_BATCH = 16
 """Sequences of one inner step of one peer."""
 
 DEFAULT_INNER_STEPS = 100
-
-PIPELINE_INNER_STEPS = 15
-"""The same with stages: their peers drift apart in each other's activations too. The held-out loss is 5 % above that of peers that average
-every step, and 15 % with rounds each 90 steps (`farflung bench drift`); a stage's round is small beside its activations."""
 
 FEEDBACK_BITS = 3.0
 """Codecs below so many bits per parameter get error feedback: the rest leave out so little that it is not worth its memory."""
@@ -104,7 +99,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
     )
     manifest = _with_layers(manifest)
     if "lr" not in sections["inner"]:
-        manifest = _with_lr(manifest)
+        manifest = with_usual_lr(manifest)
     _check_version(manifest)
     recipe = read_recipe(manifest)
     if manifest.pipeline.stages > 1:
@@ -168,17 +163,6 @@ def _with_layers(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, pipeline=msgspec.structs.replace(pipeline, layers=layers))
 
 
-def _with_lr(manifest: Manifest) -> Manifest:
-    """With a learning rate that fits the model's size, where nobody has said one and the optimiser has a usual one."""
-    recipe = read_recipe(manifest)
-    lr = parse_optimizer(manifest.inner.optimizer).usual_lr(recipe.num_parameters)
-    return (
-        manifest
-        if lr is None
-        else msgspec.structs.replace(manifest, inner=msgspec.structs.replace(manifest.inner, lr=lr))
-    )
-
-
 def _check_version(manifest: Manifest) -> None:
     """Raises ConfigError for a swarm that this farflung could not join."""
     try:
@@ -240,39 +224,11 @@ def _sections(options: CreateOptions) -> Sections:
             sections.setdefault(section, {})[key] = value
     for section in ("model", "data", "inner", "feedback", "swarm"):
         sections.setdefault(section, {})
-    sections["swarm"]["name"] = options.name
-    if options.method is not None:
-        _fill_method(sections, options.method)
-    return sections
-
-
-def _fill_method(sections: Sections, name: str) -> None:
-    """What a named method says, where neither a flag nor the file does."""
-    if name not in METHOD_NAMES:
-        known = ", ".join(METHOD_NAMES)
-        raise ConfigError(f"no method is called {name!r}; there are {known}{nearest(name, METHOD_NAMES)}")
     swarm = sections["swarm"]
-    steps = swarm.get("total_steps", DEFAULT_STEPS)
-    if not isinstance(steps, int):
-        raise ConfigError(f"swarm.total_steps = {steps!r}: must be a whole number")
-    method = training_method(name, steps)
-    wanted = swarm.get("inner_steps", min(method.inner_steps, steps))
-    if not isinstance(wanted, int) and wanted != "auto":
-        raise ConfigError(f'swarm.inner_steps = {wanted!r}: must be a whole number, or "auto"')
-    fragments = swarm.get("fragments", method.fragments_of(wanted))
-    if fragments != "auto" and not (isinstance(fragments, int) and fragments >= 1):
-        raise ConfigError(f'swarm.fragments = {fragments!r}: must be a whole number, or "auto"')
-    feedback = sections["feedback"]
-    if feedback.get("uplink", "kept") != "kept" or {"uplink_codec", "downlink_codec"} & set(swarm):
-        # that of the method is finer than its own codecs, but perhaps not than others
-        feedback.setdefault("last_codec", "")
-    outer = sections.setdefault("outer", {})
-    if {"lr", "optimizer"} & set(outer):
-        outer.setdefault("lr_growth", 0.0)  # the method's is for its own rate
-    in_stages = sections.get("pipeline", {}).get("stages", 1) != 1
-    for section, values in method.sections(wanted, fragments, in_stages=in_stages).items():
-        for key, value in values.items():
-            sections.setdefault(section, {}).setdefault(key, value)
+    swarm["name"] = options.name
+    swarm.setdefault("total_steps", DEFAULT_STEPS)
+    fill_method(sections, options.method)
+    return sections
 
 
 def _fill_given(sections: Sections, folder: Path) -> GivenModel:
@@ -380,7 +336,7 @@ def data_spec(wanted: str) -> str:
 
 def _fill_steps(sections: Sections) -> None:
     swarm, inner, seq_len = sections["swarm"], sections["inner"], sections["model"]["seq_len"]
-    steps = swarm.setdefault("total_steps", DEFAULT_STEPS)
+    steps = swarm["total_steps"]
     swarm.setdefault("batch_tokens", DEFAULT_BATCH * seq_len)
     if isinstance(steps, int) and steps >= 1:
         usual, fragments = DEFAULT_INNER_STEPS, swarm.get("fragments", 1)

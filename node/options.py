@@ -30,8 +30,8 @@ class CreateOptions:
     """Named size of the model."""
     start: Path | None = None
     """Folder with the model to train on from; None: weights are drawn."""
-    method: str | None = None
-    """Named settings of optimisers, rounds and codecs."""
+    method: str = "default"
+    """Named settings of optimisers, rounds and codecs, for what neither a flag nor the file says."""
     data: str | None = None
     """`python` (embedded corpus), a text file or folder, a folder of token shards, or `hf:DATASET`."""
     tokenizer: str | None = None

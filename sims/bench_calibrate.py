@@ -60,6 +60,7 @@ NOT_IN_ROUNDS = frozenset({"", "train", "evaluate", "evaluate_few", "prepare", "
 FAST_PEERS = """
 about = "Peers behind fast links, to be measured."
 mode = "real"
+method = "none"
 duration_s = {seconds}
 [manifest.model]
 preset = "{preset}"

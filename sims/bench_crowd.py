@@ -44,6 +44,7 @@ COME_S = 20.0
 SCENARIO = """
 about = "A home machine that trains alone, and a crowd."
 mode = "cost"
+method = "none"
 duration_s = {seconds}
 [manifest.model]
 preset = "{preset}"

@@ -54,13 +54,17 @@ from farflung.training.replica import Replica
 MEASURING_S = 2.0
 
 
-def run_local(name: str, *, seed: int | None, out: Path | None, minutes: float | None, quiet: bool) -> Result:
+def run_local(
+    name: str, *, seed: int | None, method: str | None = None, out: Path | None, minutes: float | None, quiet: bool
+) -> Result:
     """Play a scenario; `out` gets what `sim run --out` writes, and what each node printed; `quiet`: nothing is said but how far it is. Blocks.
 
     Raises ConfigError (it cannot be played here), NodeFailed (the founder did not come up), SystemExit (told to end, it has).
     """
     path = find_scenario(name)
     scenario = playable(path, minutes)
+    if method is not None:
+        scenario = msgspec.structs.replace(scenario, method=method)
     check_outputs(folders=[out])
     seed = scenario.seed if seed is None else seed
     schedule = make_schedule(scenario, seed, path.parent)

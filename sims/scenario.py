@@ -228,6 +228,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     duration_s: float
     calm_s: float = 0.0
     """Of it, the last so many seconds: nothing goes wrong in them, whoever was there is back, and it is judged that the swarm lives (invariant 0)."""
+    method: str = "default"
+    """What the manifest says where `[manifest]` does not: of `farflung create --method`."""
     manifest: dict[str, dict[str, Any]]
     peers: tuple[PeerClass, ...]
     network: Network = Network()

@@ -9,6 +9,7 @@ longest lap has twelve of them. Nor are rounds quicker than links: a newcomer wh
 
 import msgspec
 
+from farflung.node.manifest_filling import NO_METHOD
 from farflung.sims import regions
 from farflung.sims.attacks import Attack
 from farflung.sims.choices import Choices
@@ -87,6 +88,7 @@ def draw_scenario(seed: int, choices: Choices) -> Scenario:
         seed=seed,
         duration_s=busy_s + 20.0 * (1 + choices.below("tail", size)) + calm_s,
         calm_s=calm_s,
+        method=NO_METHOD,
         manifest=manifest,
         peers=peers,
         network=_network(choices),

@@ -20,6 +20,7 @@ from functools import lru_cache
 from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
 from farflung.node.learner import FEW_SAMPLES, HELDOUT_SAMPLES
+from farflung.node.manifest_filling import NO_METHOD, fill_method, with_usual_lr
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.stage_recipe import stage_recipe
 from farflung.node.terms import Terms
@@ -201,8 +202,11 @@ def _manifest(scenario: Scenario, founder: PeerId, dataset: Dataset | None) -> M
     sections["data"] = data | sections.get("data", {})
     swarm = {"name": scenario.name, "admission": "open", "batch_tokens": 4 * shape.seq_len, "total_steps": 1 << 30}
     sections["swarm"] = swarm | sections.get("swarm", {})
+    fill_method(sections, scenario.method)
     presets = {str(sections["model"]["preset"]): dataclasses.asdict(shape)}
-    return manifest_from_sections(sections, founder=founder, created=int(START_UNIX_S), presets=presets)
+    manifest = manifest_from_sections(sections, founder=founder, created=int(START_UNIX_S), presets=presets)
+    says_lr = scenario.method == NO_METHOD or "lr" in sections["inner"]
+    return manifest if says_lr else with_usual_lr(manifest)
 
 
 def _check_memory(peer_class: PeerClass, recipe: Recipe) -> None:

@@ -16,6 +16,11 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+Method = Annotated[
+    str | None,
+    typer.Option(help="Train by this method of `farflung create`, where the file's manifest says nothing else."),
+]
+
 VOLUNTEERS = "volunteers"
 """The network that is drawn, of any size."""
 
@@ -26,6 +31,7 @@ sim_app = typer.Typer(help="Simulate swarms: the node's own code under virtual t
 def sim_run(
     scenario: Annotated[str, typer.Argument(help="A .toml file, or the name of a scenario that comes with farflung.")],
     seed: Annotated[int | None, typer.Option(min=0, help="In the place of the file's.")] = None,
+    method: Method = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the log and the result here.")] = None,
     costs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What things cost a node, from `farflung bench calibrate`.")
@@ -37,7 +43,7 @@ def sim_run(
     from farflung.sims.sim_run import run_scenario
 
     prices = None if costs is None else load_costs(costs)
-    result = run_scenario(scenario, seed=seed, out=out, quiet=as_json, costs=prices)
+    result = run_scenario(scenario, seed=seed, method=method, out=out, quiet=as_json, costs=prices)
     if as_json:
         print_json(result)
     if not result["passed"]:
@@ -48,6 +54,7 @@ def sim_run(
 def sim_local(
     scenario: Annotated[str, typer.Argument(help="A .toml file, or the name of a scenario that comes with farflung.")],
     seed: Annotated[int | None, typer.Option(min=0, help="In the place of the file's.")] = None,
+    method: Method = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the log and the result here.")] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.2, callback=finite, help="End after so long, whatever the file says.")
@@ -57,7 +64,7 @@ def sim_local(
     """Play a scenario with real node processes on this machine, in real time. Exit code 1: violated, or not what the file expects."""
     from farflung.sims.local_run import run_local
 
-    result = run_local(scenario, seed=seed, out=out, minutes=minutes, quiet=as_json)
+    result = run_local(scenario, seed=seed, method=method, out=out, minutes=minutes, quiet=as_json)
     if as_json:
         print_json(result)
     if not result["passed"]:

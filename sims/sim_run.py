@@ -37,8 +37,16 @@ SHORTEN_RUNS = 12
 """Runs that may be spent on making a failure small: it takes so many times as long as finding it did, at most."""
 
 
-def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, costs: Costs | None = None) -> Result:
-    """Run a scenario and judge it; `out` gets `events.log`, `result.json`, and what reports are made of with one made of it; `costs` are in
+def run_scenario(
+    name: str,
+    *,
+    seed: int | None,
+    method: str | None = None,
+    out: Path | None,
+    quiet: bool,
+    costs: Costs | None = None,
+) -> Result:
+    """Run a scenario and judge it; `out` gets `events.log`, `result.json`, and what reports are made of with one made of it; `seed`, `method` and `costs` are in
     the place of the scenario's; `quiet`: nothing is said but how far it is. Raises ConfigError.
     """
     path = find_scenario(name)
@@ -46,6 +54,8 @@ def run_scenario(name: str, *, seed: int | None, out: Path | None, quiet: bool, 
     check_outputs(folders=[out])
     if costs is not None:
         scenario = msgspec.structs.replace(scenario, costs=costs)
+    if method is not None:
+        scenario = msgspec.structs.replace(scenario, method=method)
     seed = scenario.seed if seed is None else seed
     return play_scenario(scenario, seed, make_schedule(scenario, seed, path.parent), out=out, quiet=quiet)
 

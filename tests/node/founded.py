@@ -38,6 +38,8 @@ min_round_s = 1.0
 def found(tmp_path: Path, corpus: Path, *, steps: int = 6000, **flags: Any) -> tuple[CreatedSwarm, Manifest]:
     config = tmp_path / "swarm.toml"
     config.write_text(TOML.format(steps=steps))
-    options = CreateOptions(**{"name": "alpha", "config": config, "data": str(corpus), "home": tmp_path / "a", **flags})
+    options = CreateOptions(
+        **{"name": "alpha", "method": "none", "config": config, "data": str(corpus), "home": tmp_path / "a", **flags}
+    )
     made = daemon.create(options)
     return made, open_manifest(made.manifest.read_bytes(), swarm=bytes.fromhex(made.hash_hex), peer=None)

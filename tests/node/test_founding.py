@@ -27,7 +27,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import decode_invitation
 from farflung.protocol.lap import Laps
 from farflung.protocol.manifest import Manifest, open_manifest
-from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.protocol.manifest_sections import FeedbackSpec, OuterSpec
 from farflung.training.inner import InnerConfig
 from farflung.training.memory import CUDA_BYTES, RESERVE, Beside, forecast, parse_options
 from farflung.training.methods import LONG_RUN, METHOD_NAMES, training_method
@@ -93,7 +93,9 @@ def test_defaults_need_nothing_but_a_name_and_fit_together(tmp_path: Path, corpu
     assert manifest.admission.rule == "open" and not (made.manifest.parent / "invite").exists()
     recipe = read_recipe(manifest)
     assert recipe.num_parameters == recipe.settings().rules.numel == sum(t.numel() for t in recipe_parameters(manifest))
-    assert recipe.about.endswith(" M parameters, 30 steps, 1 rounds")
+    assert recipe.about.endswith(" M parameters, 30 steps, 3 rounds")
+    assert (manifest.inner.optimizer, manifest.fragments, manifest.delay_steps) == ("muon", 3, "auto")
+    assert manifest.uplink_codec == training_method("default", 30).codec, "the method called default is the default"
 
 
 def test_stages_have_rounds_more_often(tmp_path: Path, corpus: Path) -> None:
@@ -103,8 +105,10 @@ def test_stages_have_rounds_more_often(tmp_path: Path, corpus: Path) -> None:
         ("beta", {"inner_steps": 60}, 60),
         ("gamma", {"fragments": 4}, 16),
     ):
-        _, manifest = found(tmp_path, corpus, name=name, config=None, preset="1m", stages=2, **flags)
-        assert manifest.inner_steps == steps
+        for method in ("none", "default"):
+            flags |= {"method": method, "home": tmp_path / method}
+            _, manifest = found(tmp_path, corpus, name=name, config=None, preset="1m", stages=2, **flags)
+            assert manifest.inner_steps == steps
 
 
 def test_layers_are_dealt_by_what_stages_compute_and_a_file_decides(tmp_path: Path, corpus: Path) -> None:
@@ -194,7 +198,7 @@ def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:
     assert recipe.rules.laps == Laps(least=4, most=166, widths=(1, 3)) and recipe.rules.total_steps == 300
     assert recipe.about.endswith(" M parameters, 300 steps, 1 to 75 rounds")
 
-    coarse = dataclasses.replace(options, name="c", method=None, codec="sign(block=256)", steps=4000)
+    coarse = dataclasses.replace(options, name="c", method="none", codec="sign(block=256)", steps=4000)
     manifest = open_manifest(daemon.create(coarse).manifest.read_bytes(), swarm=None, peer=None)
     assert manifest.feedback.after_rounds == 2, "a quarter of the run at the longest laps"
 
@@ -213,7 +217,7 @@ def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
         ({"config": Path("preset.toml")}, "model.preset = 7: must be a string"),
         ({"data": "/nowhere/at/all"}, "no such file or folder"),
         ({"tokenizer": "/nowhere.json"}, "cannot read the tokenizer"),
-        ({"method": "defualt"}, "no method is called 'defualt'; there are default, thrifty; did you mean"),
+        ({"method": "defualt"}, "no method is called 'defualt'; there are default, thrifty, none; did you mean"),
         ({"codec": "int9"}, "unknown codec"),
         ({"optimizer": "adamv"}, "no inner optimizer is called 'adamv'; there are adamw, muon, torch.optim.A"),
         ({"optimizer": "torch.optim.SGD(lr=0.1)"}, "its learning rate is not given here but by inner.lr"),
@@ -357,7 +361,7 @@ def test_the_outer_options_reach_the_learner(
     file = tmp_path / "swarm.toml"
     file.write_text(text, encoding="utf-8")
     options = CreateOptions(
-        name="b", config=file, preset="tiny", data=str(corpus), steps=30, home=tmp_path / "a", open=True
+        name="b", method="none", config=file, preset="tiny", data=str(corpus), steps=30, home=tmp_path / "a", open=True
     )
     manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
     recipe = read_recipe(manifest)
@@ -368,10 +372,28 @@ def test_the_outer_options_reach_the_learner(
 
 def test_mixing_would_lose_what_is_kept(tmp_path: Path, corpus: Path) -> None:
     file = tmp_path / "swarm.toml"
-    file.write_text("[swarm]\nmix = 0.5\n", encoding="utf-8")
-    options = CreateOptions(name="b", config=file, method="default", data=str(corpus), home=tmp_path / "a", open=True)
+    options = CreateOptions(name="b", config=file, data=str(corpus), home=tmp_path / "a", open=True)
+    file.write_text("[swarm]\nmix = 0.5\n[feedback]\nuplink = 'kept'\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r'swarm.mix = 0.5: with feedback.uplink = "kept".*write mix = "rebase"'):
         daemon.create(options)
+    file.write_text("[swarm]\nmix = 0.5\n", encoding="utf-8")
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    assert (manifest.mix, manifest.feedback.uplink, manifest.feedback.last_codec) == (0.5, "residual", "")
+
+
+def test_a_method_says_nothing_of_an_outer_optimiser_that_is_not_its_own(tmp_path: Path, corpus: Path) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text("[outer]\noptimizer = 'sgd'\nlr = 1.0\nmomentum = 0\n", encoding="utf-8")
+    options = CreateOptions(name="b", config=file, data=str(corpus), home=tmp_path / "a", open=True)
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    assert manifest.outer == OuterSpec(optimizer="sgd", lr=1.0, momentum=0.0)
+    assert manifest.inner.optimizer == "muon" and manifest.feedback.uplink == "kept"
+
+
+def test_laps_fit_the_fragments_that_somebody_wants(tmp_path: Path, corpus: Path) -> None:
+    options = CreateOptions(name="b", fragments=4, data=str(corpus), home=tmp_path / "a", steps=300, open=True)
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    assert (manifest.inner_steps, manifest.fragments) == (32, 4)
 
 
 def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:
@@ -380,7 +402,7 @@ def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:
         '[swarm]\nuplink_codec = "deadzone(bits=0.5)"\n[feedback]\ndecay = 0.95\nafter_rounds = 3\n', encoding="utf-8"
     )
     made = daemon.create(
-        CreateOptions(name="b", config=file, data=str(corpus), steps=30, home=tmp_path / "a", open=True)
+        CreateOptions(name="b", method="none", config=file, data=str(corpus), steps=30, home=tmp_path / "a", open=True)
     )
     manifest = open_manifest(made.manifest.read_bytes(), swarm=None, peer=None)
     assert manifest.feedback == FeedbackSpec(uplink="residual", downlink="none", decay=0.95, after_rounds=3)
@@ -389,9 +411,9 @@ def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "lr"),
     [
-        ({}, 2.2e-3),
-        ({"optimizer": "muon"}, 4.4e-3),
-        ({"method": "default"}, 4.4e-3),
+        ({"method": "none"}, 2.2e-3),
+        ({"method": "none", "optimizer": "muon"}, 4.4e-3),
+        ({}, 4.4e-3),
         ({"method": "default", "lr": 0.01}, 0.01),
         ({"optimizer": "torch.optim.NAdam"}, 1e-3),
     ],

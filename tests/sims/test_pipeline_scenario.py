@@ -40,6 +40,7 @@ from farflung.training.runtime import Runtime
 SMALL = """
 about = "Three peers hold two stages; one of stage 1 is killed and comes back."
 mode = "real"
+method = "none"
 duration_s = 60.0
 [manifest.model]
 preset = "tiny"

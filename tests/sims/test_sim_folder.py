@@ -28,6 +28,7 @@ from farflung.sims.swarm import START_UNIX_S
 SCENARIO = """
 about = "Four peers, one of which is killed."
 mode = "cost"
+method = "none"
 duration_s = 180.0
 
 [manifest.model]
@@ -168,6 +169,7 @@ def test_all_that_was_done_is_told() -> None:
 TROUBLED = """
 about = "Four peers, one of which is stopped in the middle of a step, cut off and slowed."
 mode = "cost"
+method = "none"
 duration_s = 180.0
 
 [manifest.model]
