@@ -101,7 +101,7 @@ def panel(status: NodeStatus) -> Panel:
     else:
         loss = _number(status.loss, ".3f") if status.tokens else "none yet"
     if status.outer_loss is not None:
-        loss += f" · outer, held-out {status.outer_loss:.3f}"
+        loss += f" · outer, held-out {status.outer_loss:.3f} after round {status.outer_version}"
     elif status.outer_few_loss is not None:
         loss += f" · outer, of a few held-out samples {status.outer_few_loss:.3f}"
     facts.add_row("loss", Text.assemble(loss, "  ", (sparkline(status.recent_losses), "green")))

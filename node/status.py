@@ -77,6 +77,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     loss: float | None = None
     outer_loss: float | None = None
     """Last held-out loss of the outer parameters."""
+    outer_version: int | None = None
+    """The round after which that was measured."""
     outer_few_loss: float | None = None
     """That of a few held-out samples, as of the last evaluation; None in pipelines."""
     tokens_per_s: float = 0.0
@@ -228,7 +230,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 if event["loss"] is None:
                     self.outer_few_loss = event["few_loss"]
                 else:
-                    self.outer_loss = event["loss"]
+                    self.outer_loss, self.outer_version = event["loss"], event["version"]
             case "net":
                 self.sent_bytes, self.received_bytes = event["sent_bytes"], event["received_bytes"]
                 self.peers = event["peers"]

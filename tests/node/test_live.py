@@ -94,7 +94,7 @@ def test_a_round_moves_the_forecast_and_the_counts() -> None:
 
 def test_terminal_view_names_all_that_matters() -> None:
     text = shown(terminal=True)
-    for said in ("alpha", "outer, held-out 3.250", "50 tokens/s", "3 peers", "up 1.5 MB", "2 of 8 chunks"):
+    for said in ("alpha", "outer, held-out 3.250 after round ", "50 tokens/s", "3 peers", "up 1.5 MB", "2 of 8 chunks"):
         assert said in text
     assert "[late] by 2 s" in text  # brackets are text, not markup
 

@@ -204,7 +204,9 @@ def test_who_waits_for_a_place_says_why() -> None:
     assert one.reason == "all 3 places of members are taken: this node takes the next free one"
     for now in range(4, 60):
         one.tick(float(now))
-    assert one.reason.startswith("not a member yet; no quorum: 0 of 3 members reachable; ") and "come back" in one.reason
+    assert (
+        one.reason.startswith("not a member yet; no quorum: 0 of 3 members reachable; ") and "come back" in one.reason
+    )
 
 
 def test_a_minority_repairs_itself_once() -> None:

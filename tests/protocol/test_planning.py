@@ -94,6 +94,32 @@ def test_a_view_change_names_who_left_and_who_stays() -> None:
     assert decision == ChangeView((A, B, D, E), (C,), decision.reason)
 
 
+@pytest.mark.parametrize(
+    ("view", "sure", "dead", "stays"),
+    [
+        ((A, B, C), {A, B, C}, set(), (A, B)),
+        ((A, B, C), {A, C}, set(), (A, B)),  # A alone decides with half of two
+        ((A, B, C), {B, C}, set(), None),  # A may have just died
+        ((A, B, C), {B, C}, {A}, (B,)),  # it has: with it in the view B could decide nothing
+        ((A, B, C, D), {A, C, D}, {B}, (A, B, D)),  # enough without it, and it may come back
+        ((A, B, C, D), {C, D}, {B}, None),
+        ((A, C), {A, C}, set(), (A,)),
+        ((A, C), {C}, set(), None),
+    ],
+)
+def test_nobody_is_let_go_before_enough_of_the_others_are_surely_there(
+    view: tuple[bytes, ...], sure: set[bytes], dead: set[bytes], stays: tuple[bytes, ...] | None
+) -> None:
+    facts = dict(live=frozenset({*view} - dead), left=frozenset({C}), readies={}, awaited=frozenset())
+    decision = decide(situation(view=view, sure=frozenset(sure), dead=frozenset(dead), **facts))
+    if stays is None:
+        assert isinstance(decision, Wait)
+        return
+    silent = [short(p) for p in view if p not in {*stays, C}]
+    reasons = [f"removes {', '.join(silent)} (silent)"] if silent else []
+    assert decision == ChangeView(stays, (C,), "; ".join([*reasons, f"lets {short(C)} go"]))
+
+
 def test_many_names_are_cut_short() -> None:
     many = tuple(bytes([i]) * 32 for i in range(10, 20))
     decision = decide(situation(readies={}, joiners=many, max_group=64))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.protocol.errors import ConfigError
+from farflung.protocol.manifest_sections import InnerSpec, OuterSpec
 from farflung.sims import regions
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import PASSES
@@ -25,9 +26,13 @@ from farflung.sims.scenario import (
     parse_scenario,
     shipped,
 )
-from farflung.sims.scenario_plan import CELLS, prepare
+from farflung.sims.scenario_plan import CELLS, prepare, read_scenario
+from farflung.sims.scenario_toml import write_scenario
 from farflung.sims.simulation import simulate
 from farflung.sims.swarm import Swarm
+from farflung.training.methods import LONG_RUN, training_method
+from farflung.training.optimizers import parse_optimizer
+from farflung.training.presets import PRESETS, num_parameters
 
 BASE = """
 about = "two classes"
@@ -133,6 +138,11 @@ def test_what_is_wrong_is_named_with_a_remedy(more: str, said: str) -> None:
         ('preset = "tiny"', 'preset = "tiny"\nseq_len = true', "manifest.model.seq_len = True: must be"),
         ("inner_steps = 4", "inner_step = 4", "manifest: unknown key swarm.inner_step"),
         ("inner_steps = 4", "inner_steps = 0", "swarm.inner_steps = 0"),
+        (
+            'mode = "cost"',
+            'mode = "cost"\nmethod = "thrift"',
+            "no method is called 'thrift'; there are default, thrifty, none; did you mean",
+        ),
         ("count = 2\n", "count = 2\nmemory_gb = 0.001\n", "peers 'lab' have 0.001 GB"),
     ],
 )
@@ -141,6 +151,28 @@ def test_manifests_that_cannot_be_are_refused(old: str, new: str, said: str) -> 
     with pytest.raises(ConfigError) as refused:
         prepare(made, 0, make_schedule(made, 0, Path()))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", "default", "thrifty", "none"])
+def test_a_scenario_trains_by_a_method_as_a_founder_would_have_it(name: str) -> None:
+    """What the file says stays."""
+    line = f'\nmethod = "{name}"' if name else ""
+    made = scenario(base=BASE.replace('mode = "cost"', 'mode = "cost"' + line).replace("steps = 4", "steps = 6"))
+    assert parse_scenario(write_scenario(made), name="test") == made
+    manifest = read_scenario(made, bytes(32))[0].manifest
+    assert manifest.inner_steps == 6
+    if name == "none":
+        assert (manifest.inner, manifest.outer, manifest.fragments) == (InnerSpec(), OuterSpec(), 1)
+        return
+    method = training_method(name or "default", LONG_RUN)
+    assert (manifest.inner.optimizer, manifest.outer.momentum, manifest.fragments) == ("muon", 0.5, 3)
+    assert manifest.uplink_codec == manifest.downlink_codec == method.codec and manifest.delay_steps == "auto"
+    assert manifest.inner.lr == parse_optimizer("muon").usual_lr(num_parameters(PRESETS["tiny"]))
+
+
+def test_a_learning_rate_that_is_said_stays() -> None:
+    made = scenario("[manifest.inner]\nlr = 0.25\n")
+    assert read_scenario(made, bytes(32))[0].manifest.inner.lr == 0.25
 
 
 VALUES = {

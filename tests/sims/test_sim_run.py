@@ -207,6 +207,15 @@ def test_another_seed_is_another_run(real: Path) -> None:
     assert first["log_sha256"] != second["log_sha256"]
 
 
+def test_the_method_may_be_another_one(real: Path) -> None:
+    def sent(*words: str) -> int:
+        return int(json.loads(sim("run", real, "--json", *words)[1])["sent_bytes"])
+
+    assert sent() == sent("--method", "default") < 0.6 * sent("--method", "none"), "two bits a parameter, or eight"
+    code, _, said = sim_told("run", real, "--method", "mine")
+    assert code and said == ["error: no method is called 'mine'; there are default, thrifty, none"]
+
+
 def test_what_was_expected_decides(real: Path) -> None:
     real.write_text(real.read_text().replace("min_rounds = 3", "min_rounds = 3000"))
     code, said = sim("run", real)
