@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from msgspec import structs
 from typer.testing import CliRunner
 
+from farflung.node.events import Event
 from farflung.node.recipe import Recipe
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import stage_recipe
@@ -94,6 +96,25 @@ def small(text: str) -> Scenario:
 @pytest.fixture(scope="module")
 def recipe(small: Scenario) -> Recipe:
     return read_scenario(small, Ed25519Signer(bytes(32)).peer_id)[0]
+
+
+def test_short_steps_go_on_after_each_round(text: str) -> None:
+    """Whoever is busy with its stage's round for a moment is not waited for for long."""
+    quick = text.replace("tokens_per_s = 64.0", "tokens_per_s = 640.0").replace(
+        "tokens_per_s = 48.0", "tokens_per_s = 640.0"
+    )
+    scenario = parse_scenario(
+        quick.split("[[happenings]]")[0].replace('["Iowa", "London"]', '["Belgium"]'), name="quick"
+    )
+    steps: list[float] = []
+
+    def note(line: str, event: Event) -> None:
+        if event["event"] == "pipeline.step":
+            steps.append(event["time"])
+
+    report = simulate_pipeline(prepare_pipeline(scenario, 0, make_schedule(scenario, 0, SHIPPED)), sink=note)
+    assert report.violations == [] and report.rounds >= 5
+    assert max(after - before for before, after in pairwise(steps)) < 5.0
 
 
 def test_a_pipeline_is_run_judged_and_reported_and_twice_the_same(text: str, tmp_path: Path) -> None:
