@@ -51,7 +51,7 @@ from farflung.node.runner import freeze_imports, more_files, run_loop
 from farflung.node.serving import Left
 from farflung.node.signer import IdentitySigner
 from farflung.node.status import NodeStatus
-from farflung.node.storage import FileStorage, newest_history
+from farflung.node.storage import FileStorage, check_ours, newest_history
 from farflung.node.swarmfiles import (
     claim_file,
     is_local,
@@ -315,6 +315,7 @@ class NodeDaemon:
         known: list[PeerId],
     ) -> Left:
         anchor, history = newest_history(storage.load_history())
+        check_ours(history, recipe.swarm, swarm.checkpoint)
         async with asyncio.TaskGroup() as tasks:
             viewing = tasks.create_task(self._view(events, self._fresh_status(engine, swarm, recipe)))
             others = [tasks.create_task(work) for work in (announcer.run(), finder.run(), engine.wait_failed())]

@@ -26,8 +26,9 @@ from farflung.compression.codec import Payload
 from farflung.node.durable import UNFINISHED, Journal, Slots, sync_folder, write_atomically, writing
 from farflung.node.learner import Learner, Saves
 from farflung.node.mean_files import MeanFiles
-from farflung.protocol.chain import Certified, Commit
-from farflung.protocol.errors import LocalError
+from farflung.protocol.chain import Certified, Commit, check_certificate
+from farflung.protocol.errors import BadSignature, LocalError, Refused
+from farflung.protocol.keys import short
 from farflung.protocol.limits import MAX_CONTROL_BYTES
 from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import HISTORY
@@ -351,3 +352,17 @@ def newest_history(links: Sequence[Link]) -> tuple[Commit | None, list[Certified
     first = len(links) - len(run)
     anchor = run[0].anchor if first == start else links[first - 1].certified.commit
     return anchor, [link.certified for link in run]
+
+
+def check_ours(history: Sequence[Certified], swarm: bytes, folder: Path) -> None:
+    """Raises LocalError where the newest commit is none that this swarm has voted for: somebody has mixed up folders, and would train on from another model."""
+    if not history:
+        return
+    newest = history[-1]
+    try:
+        check_certificate(swarm, newest, tuple(vote.voter for vote in newest.votes), peer=swarm)
+    except (BadSignature, Refused) as error:
+        raise LocalError(
+            f"{folder} has the history of another swarm than {short(swarm)}: move it away, put back what was there, or join again without it: other members "
+            "bring history and state"
+        ) from error

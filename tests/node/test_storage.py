@@ -20,10 +20,12 @@ from tests.node.storing import (
     place,
     save,
 )
+from tests.protocol.alone import PAST
+from tests.protocol.bus import SWARM
 
 from farflung.node import storage as storage_module
 from farflung.node.mean_files import PLAN_BYTES
-from farflung.node.storage import FileStorage, Link, newest_history
+from farflung.node.storage import FileStorage, Link, check_ours, newest_history
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.errors import LocalError
 from farflung.protocol.messages import Accepted
@@ -343,3 +345,12 @@ def test_a_long_history_is_cut_and_anchored() -> None:
 def test_links_are_as_they_were_written() -> None:
     """The format of the file, which an older version of this software wrote."""
     assert msgspec.msgpack.encode(Link(None, certified(0)))[:2] == b"\x92\xc0"
+
+
+def test_the_history_of_another_swarm_is_none_to_go_on_from(tmp_path: Path) -> None:
+    """As when somebody mixes up two folders: without this it would train on from another model, and disagree with everybody."""
+    check_ours([], SWARM, tmp_path)
+    check_ours([PAST[-1]], SWARM, tmp_path)
+    for history in ([PAST[-1]], [certified(3)]):
+        with pytest.raises(LocalError, match=r"has the history of another swarm than 6f74686572.*move it away"):
+            check_ours(history, b"other".ljust(32, b"-"), tmp_path)
