@@ -224,6 +224,11 @@ def _sections(options: CreateOptions) -> Sections:
             sections.setdefault(section, {})[key] = value
     for section in ("model", "data", "inner", "feedback", "swarm"):
         sections.setdefault(section, {})
+    pipeline = sections.get("pipeline", {})
+    if pipeline.get("stages", 1) == 1 and (said := sorted(set(pipeline) - {"stages"})):
+        raise ConfigError(
+            f"pipeline.{said[0]}: the model is not cut into stages; say into how many (--stages), or leave it out"
+        )
     swarm = sections["swarm"]
     swarm["name"] = options.name
     swarm.setdefault("total_steps", DEFAULT_STEPS)

@@ -157,7 +157,7 @@ class Paths:
         known = self.swarms()
         if not known:
             raise ConfigError(
-                "this machine knows no swarm yet: found one with `farflung create NAME`, or join one with "
+                f"this machine knows no swarm yet, for there is none in {self.state}: found one with `farflung create NAME`, or join one with "
                 "`farflung join INVITATION`"
             )
         fit = [s for s in known if wanted is None or s.name == wanted.partition("@")[0]]
@@ -167,7 +167,10 @@ class Paths:
             return fit[0]
         listed = ", ".join(f"{s.name} ({s.hash_hex[:12]})" for s in (fit or known))
         if not fit:
-            raise ConfigError(f"this machine knows no swarm {wanted!r}; it knows {listed}")
+            from farflung.protocol.checks import nearest  # cryptography comes with it, which `status` does without
+
+            near = nearest(wanted or "", [s.name for s in known])
+            raise ConfigError(f"this machine knows no swarm {wanted!r}{near or ';'} it knows {listed}")
         raise ConfigError(f"say which swarm: {listed}")
 
 

@@ -7,6 +7,7 @@ from farflung.node.network import PeerId
 from farflung.node.paths import Paths, SwarmPaths
 from farflung.node.peerbook import PeerBook
 from farflung.node.swarmfiles import load_manifest, save_secret
+from farflung.protocol.checks import nearest
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.invitation import decode_invitation, is_invitation
 from farflung.protocol.keys import fingerprint
@@ -62,8 +63,9 @@ def local_swarm(paths: Paths, text: str, peers: Iterable[str]) -> Wanted:
     split_name(text)  # a look-up needs a name
     elsewhere = [seed for s in known for seed in PeerBook(s.peers).seeds(b"")]
     if not addresses and not elsewhere:
+        near = nearest(name, [s.name for s in known])
         raise ConfigError(
-            f"this machine knows no swarm {text!r} and no peer to ask: give `--peer ADDRESS` of a member, or join with an "
+            f"this machine knows no swarm {text!r} and no peer to ask{near or ':'} give `--peer ADDRESS` of a member, or join with an "
             "invitation"
         )
     return Wanted(swarm=None, addresses=addresses, elsewhere=tuple(elsewhere))

@@ -213,6 +213,7 @@ def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
     ("flags", "said"),
     [
         ({"name": "Bad Name"}, "swarm name"),
+        ({"microbatches": 8}, "pipeline.microbatches: the model is not cut into stages; say into how many"),
         ({"preset": "1n", "config": None}, "no model is called '1n'"),
         ({"config": Path("preset.toml")}, "model.preset = 7: must be a string"),
         ({"data": "/nowhere/at/all"}, "no such file or folder"),

@@ -7,6 +7,7 @@ import pytest
 
 from farflung.node import durable
 from farflung.node.paths import MAX_SOCKET_PATH_BYTES, resolve_paths
+from farflung.node.wanted import local_swarm
 from farflung.protocol.errors import ConfigError
 
 ONE, TWO = "ab" * 32, "cd" * 32
@@ -51,6 +52,12 @@ def test_what_cannot_be_found_is_explained(tmp_path: Path) -> None:
         paths.find_swarm("alpha")
     with pytest.raises(ConfigError, match=r"no swarm 'gamma'"):
         paths.find_swarm("gamma")
+    with pytest.raises(ConfigError, match=r"knows no swarm 'alhpa'; did you mean 'alpha'\? it knows alpha"):
+        paths.find_swarm("alhpa")
+    with pytest.raises(
+        ConfigError, match=r"knows no swarm 'alhpa' and no peer to ask; did you mean 'alpha'\? give `--peer"
+    ):
+        local_swarm(paths, "alhpa", ())
 
 
 @pytest.mark.parametrize("left", [b"", b"\xff\n", None])
