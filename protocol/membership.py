@@ -45,6 +45,9 @@ FORGET_AFTER_S = 600.0
 TRAINING_STATES = frozenset({"training", "ready", "round"})
 """Heartbeat states of members that a round waits for."""
 
+ON_ITS_WAY_S = 1.0
+"""What a peer had sent before it died may come for so long afterwards."""
+
 NUM_WITNESSES = 3
 """Peers asked for a second opinion, as in SWIM."""
 
@@ -205,10 +208,12 @@ class Membership:
         self.state, self._leaves_since = "leaving", now
 
     def sure(self, view: Collection[PeerId]) -> frozenset[PeerId]:
-        """Those of `view` that live and were heard of since the last of them, or we, began to leave: whoever has just died is not among them."""
+        """Those of `view` that live and were heard of a while after the last of them, or we, began to leave: whoever has just died is not among them."""
         since = max((self.peers[p].leaves_since for p in view if p in self.peers and self.leaves(p)), default=-math.inf)
         since = max(since, self._leaves_since if self.leaves(self.me) else -math.inf)
-        return frozenset(p for p in self.live(view) if p == self.me or self.peers[p].witnessed_at > since)
+        return frozenset(
+            p for p in self.live(view) if p == self.me or self.peers[p].witnessed_at > since + ON_ITS_WAY_S
+        )
 
     def heartbeat(self, peer: PeerId) -> Heartbeat | None:
         entry = self.peers.get(peer)

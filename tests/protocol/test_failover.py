@@ -7,6 +7,7 @@ its height.
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import permutations
 
 import pytest
 from tests.protocol.bus import LATENCY_S, TICK_S, Bus, Letter, Node, beat, rounds, sent, settled, until_phase
@@ -432,3 +433,32 @@ def test_who_is_not_heard_yet_is_not_gone() -> None:
     assert patience.not_gone(node.member.consensus, bus.now) == [bus.ids[other]] and needed(bus, first) == [True]
     bus.run(60.0)
     assert patience.not_gone(node.member.consensus, bus.now) == [] and needed(bus, first) == [False]
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.7, 1.5, 3.0, 6.0])
+@pytest.mark.parametrize(("dead", "goes"), list(permutations(range(3), 2)))
+def test_who_leaves_as_another_has_died_leaves_somebody_who_can_decide(dead: int, goes: int, wait_s: float) -> None:
+    """Before anybody can know that it has: in a round, or between two."""
+    bus = settled(Bus(3, removal_s=60.0))
+    bus.kill(dead)
+    bus.run(wait_s, lambda: False)
+    leave(bus, goes)
+    last_one_goes_on(bus, goes, 3 - dead - goes)
+
+
+@pytest.mark.parametrize("goes", [1, 2])
+def test_a_round_that_ends_as_somebody_has_died_lets_nobody_go(goes: int) -> None:
+    bus = settled(Bus(3, removal_s=60.0))
+    until_phase(bus, Phase.HELD)
+    leave(bus, goes)
+    bus.run(0.1, lambda: False)
+    bus.kill(0)
+    last_one_goes_on(bus, goes, 3 - goes)
+
+
+def last_one_goes_on(bus: Bus, goes: int, stays: int) -> None:
+    """The other leaves when it is needed no more."""
+    assert bus.run(60.0, lambda: not needed(bus, goes)[0])
+    bus.run(8.0, lambda: bus.ids[goes] not in bus.nodes[stays].member.head.commit.view)
+    bus.kill(goes)
+    assert bus.reach(max(bus.commits) + 2, who=[stays], seconds=90.0)
