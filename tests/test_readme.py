@@ -28,7 +28,7 @@ IN_SENTENCES = {
 }
 
 SWARM = [
-    "farflung create my-swarm --preset 1m --data python --steps 400 --inner-steps 50",
+    "farflung create my-swarm --preset 1m --data python --steps 400",
     "farflung doctor my-swarm",
     "farflung join my-swarm",
     "farflung status",
@@ -47,7 +47,7 @@ SWARM = [
 ALONE = {
     "farflung create NAME --stages 4 --batch-tokens 65536 --microbatches 8": "swarm name founded",
     "farflung doctor --model 1b": "973.7 M parameters",
-    "farflung sim run straggler": "rounds >= 25",
+    "farflung sim run straggler": "rounds >= 100",
 }
 """What each says, whether or not a model of a billion parameters fits this machine."""
 

@@ -30,7 +30,7 @@ from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import SIGNATURE_BYTES, Ed25519Signer
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.member import Member
-from farflung.protocol.membership import VERDICT_AFTER, Liveness
+from farflung.protocol.membership import VERDICT_AFTER, Liveness, Membership
 from farflung.protocol.saved_vote import SavedVote
 from farflung.sims import clock
 from farflung.sims.attacks import Attack, AttackingNetwork
@@ -313,7 +313,7 @@ def test_at_rest_it_looks_again_when_what_comes_makes_anything_due_sooner(monkey
     async def body(hub: MemoryHub, network: MemoryNetwork, peer: ReplicaPeer) -> None:
         loop = asyncio.get_running_loop()
         member = peer.member
-        member.vitals = lambda: beat(ready_in_s=1000.0)
+        monkeypatch.setattr(Membership, "beat_s", 16.0)  # as one of many
         monkeypatch.setattr(peer, "_state", lambda: ("training", "as usual"))
         async with asyncio.TaskGroup() as group:
             ticking = group.create_task(peer._tick())
