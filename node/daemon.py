@@ -315,7 +315,7 @@ class NodeDaemon:
         known: list[PeerId],
     ) -> Left:
         anchor, history = newest_history(storage.load_history())
-        check_ours(history, recipe.swarm, swarm.checkpoint)
+        check_ours(history, peer.member.settings.swarm, swarm.checkpoint)  # of a stage its group
         async with asyncio.TaskGroup() as tasks:
             viewing = tasks.create_task(self._view(events, self._fresh_status(engine, swarm, recipe)))
             others = [tasks.create_task(work) for work in (announcer.run(), finder.run(), engine.wait_failed())]

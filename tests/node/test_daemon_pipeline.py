@@ -85,6 +85,7 @@ def found(tmp_path: Path, **flags: Any) -> CreatedSwarm:
         CreateOptions(
             **{
                 "name": "pipe",
+                "method": "none",
                 "config": tmp_path / "swarm.toml",
                 "data": str(tmp_path / "corpus.txt"),
                 "home": tmp_path / "a",
