@@ -142,7 +142,7 @@ CAUGHT: dict[str, tuple[int, str]] = {
     "fewer_stages_than_enough_decide": (0, "which nobody decided"),
     "makes_it_of_another_stage": (2, "of nothing that it ever was"),
     "goes_on_with_half_of_what_it_has": (11, "not as it ever was"),
-    "counts_what_was_given_up": (1, "both count"),
+    "counts_what_was_given_up": (17, "both count"),
     "counts_what_was_given_up_by_open_routes": (0, "both count"),
     "copies_cost_nothing": (0, "of copies when it got one more"),
 }
