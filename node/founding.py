@@ -21,7 +21,7 @@ from farflung.node.durable import sync_folder
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity
 from farflung.node.listening import PORTS, free_ports, own_addresses
-from farflung.node.manifest_filling import PIPELINE_INNER_STEPS, fill_method, with_usual_lr
+from farflung.node.manifest_filling import fill_method, in_stages, usual_inner_steps, with_usual_lr
 from farflung.node.options import CreatedSwarm, CreateOptions
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
@@ -224,8 +224,7 @@ def _sections(options: CreateOptions) -> Sections:
             sections.setdefault(section, {})[key] = value
     for section in ("model", "data", "inner", "feedback", "swarm"):
         sections.setdefault(section, {})
-    pipeline = sections.get("pipeline", {})
-    if pipeline.get("stages", 1) == 1 and (said := sorted(set(pipeline) - {"stages"})):
+    if not in_stages(sections) and (said := sorted(set(sections.get("pipeline", {})) - {"stages"})):
         raise ConfigError(
             f"pipeline.{said[0]}: the model is not cut into stages; say into how many (--stages), or leave it out"
         )
@@ -238,10 +237,10 @@ def _sections(options: CreateOptions) -> Sections:
 
 def _fill_given(sections: Sections, folder: Path) -> GivenModel:
     """The model's shape and tokenizer are the folder's."""
-    model, stages = sections["model"], sections.get("pipeline", {}).get("stages", 1)
+    model = sections["model"]
     if said := sorted(set(model) - {"seq_len", "init_seed"}):
         raise ConfigError(f"--from: the folder says what model.{said[0]} is; leave out {' and '.join(said)}")
-    if stages != 1:
+    if in_stages(sections):
         raise ConfigError("--from: stages begin with drawn weights, each on a machine of its own; leave out --stages")
     try:
         given = open_given(folder.expanduser().absolute())
@@ -344,12 +343,7 @@ def _fill_steps(sections: Sections) -> None:
     steps = swarm["total_steps"]
     swarm.setdefault("batch_tokens", DEFAULT_BATCH * seq_len)
     if isinstance(steps, int) and steps >= 1:
-        usual, fragments = DEFAULT_INNER_STEPS, swarm.get("fragments", 1)
-        if "pipeline" in sections and sections["pipeline"].get("stages", 1) != 1:
-            usual = PIPELINE_INNER_STEPS
-            if isinstance(fragments, int) and fragments > 1:
-                usual = -(-usual // fragments) * fragments
-        swarm.setdefault("inner_steps", min(usual, steps))
+        swarm.setdefault("inner_steps", usual_inner_steps(sections, DEFAULT_INNER_STEPS))
         if swarm["inner_steps"] == "auto":  # as few as hide a round behind training, which has to go on then
             swarm.setdefault("delay_steps", "auto")
         inner.setdefault("warmup_steps", min(100, steps // 10))

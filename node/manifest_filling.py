@@ -25,20 +25,17 @@ def fill_method(sections: Sections, name: str) -> None:
     if name not in METHOD_NAMES:
         known = (*METHOD_NAMES, NO_METHOD)
         raise ConfigError(f"no method is called {name!r}; there are {', '.join(known)}{nearest(name, known)}")
-    swarm, in_stages = sections["swarm"], sections.get("pipeline", {}).get("stages", 1) != 1
+    swarm = sections["swarm"]
     steps, fragments = swarm["total_steps"], swarm.get("fragments")
     if not isinstance(steps, int):
         raise ConfigError(f"swarm.total_steps = {steps!r}: must be a whole number")
     if fragments not in (None, "auto") and not (isinstance(fragments, int) and fragments >= 1):
         raise ConfigError(f'swarm.fragments = {fragments!r}: must be a whole number, or "auto"')
     method = training_method(name, steps)
-    usual = min(method.inner_steps, PIPELINE_INNER_STEPS) if in_stages else method.inner_steps
-    if isinstance(fragments, int):
-        usual = -(-usual // fragments) * fragments
-    wanted = swarm.get("inner_steps", min(usual, steps))
+    wanted = swarm.get("inner_steps", usual_inner_steps(sections, method.inner_steps))
     if not isinstance(wanted, int) and wanted != "auto":
         raise ConfigError(f'swarm.inner_steps = {wanted!r}: must be a whole number, or "auto"')
-    said = method.sections(wanted, fragments or method.fragments_of(wanted), in_stages=in_stages)
+    said = method.sections(wanted, fragments or method.fragments_of(wanted), in_stages=in_stages(sections))
     feedback, outer = sections.setdefault("feedback", {}), sections.setdefault("outer", {})
     if swarm.get("mix", "rebase") != "rebase":
         feedback.setdefault("uplink", "residual")  # nothing that is kept in parameters may be mixed away
@@ -52,6 +49,22 @@ def fill_method(sections: Sections, name: str) -> None:
     for section, values in said.items():
         for key, value in values.items():
             sections.setdefault(section, {}).setdefault(key, value)
+
+
+def usual_inner_steps(sections: Sections, inner_steps: int) -> int:
+    """H where nobody has said it and so many would be usual: fewer with stages, a multiple of the fragments that somebody wants, and no more than the run has."""
+    swarm = sections["swarm"]
+    fragments = swarm.get("fragments", 1)
+    if in_stages(sections):
+        inner_steps = min(inner_steps, PIPELINE_INNER_STEPS)
+    if isinstance(fragments, int) and fragments > 1:
+        inner_steps = -(-inner_steps // fragments) * fragments
+    return min(inner_steps, int(swarm["total_steps"]))
+
+
+def in_stages(sections: Sections) -> bool:
+    """Whether the model is cut into stages that different peers hold."""
+    return bool(sections.get("pipeline", {}).get("stages", 1) != 1)
 
 
 def with_usual_lr(manifest: Manifest) -> Manifest:

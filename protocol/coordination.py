@@ -139,7 +139,8 @@ class Coordinator:
         if not answer.accepts:
             if attempt.gone:
                 return []  # it is too late; its absence will be noticed
-            self._refused[sender] = now, self._refused.get(sender, (now, 0))[1] + 1
+            _, times = self._refused.get(sender, (now, 0))
+            self._refused[sender] = now, times + 1
             return self._void(f"{short(sender)} refuses: {answer.reason}", now)
         attempt.ready.add(sender)
         self._refused.pop(sender, None)

@@ -119,7 +119,7 @@ def no_quorum(view: Collection[PeerId], live: Collection[PeerId], holders: Colle
 
 def lets_go(staying: Collection[PeerId], sure: Collection[PeerId]) -> bool:
     """Whether others may be let go: of those who stay enough are surely there to decide what comes next, if anybody stays."""
-    return not staying or is_quorum(staying, frozenset(sure) & frozenset(staying))
+    return not staying or is_quorum(staying, sure)
 
 
 def _change_of_view(s: Situation) -> ChangeView | None:

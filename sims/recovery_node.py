@@ -37,7 +37,7 @@ from farflung.training.methods import DEFAULT
 from farflung.training.runtime import Runtime
 
 ROUND_STEPS = DEFAULT.inner_steps
-"""H of a swarm that `farflung create --method default` founds."""
+"""H of the method `default` where every peer holds all of the model; in stages `farflung create` takes half (`node.manifest_filling`)."""
 
 
 @dataclass(kw_only=True, slots=True)

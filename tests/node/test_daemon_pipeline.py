@@ -61,7 +61,7 @@ ALLOWED = (
     r"d/(config|cache/kernels)/\S+",  # a key, and compiled codecs: of every new machine
     rf"({OWN}|{NEW})/(vote|history\.msgpack)(\.new)?",  # what a node has voted for in its own chain, and that chain
     rf"{OWN}/means/\w+-\d+(\.new)?",  # of their own rounds: written, and opened again to be synced
-    rf"{OWN}/(current(\.new)?|learner-[ab]/(\.tmp\w+|place\.msgpack\.new|state\.(json|safetensors)\.partial))",  # checkpoints of their own stages, as usual
+    rf"{OWN}/(current(\.new)?|learner-[ab]/(\.tmp\w+|place\.msgpack\.new|(residuals/)?(\.tmp\w+|state\.(json|safetensors)\.partial)))",  # checkpoints of their own stages, as usual
 )
 """What nodes open while a stage is recovered, by the folders of their homes: what they write all the time, and of the stage that comes back its new chain only,
 which has no state in it."""
@@ -85,7 +85,6 @@ def found(tmp_path: Path, **flags: Any) -> CreatedSwarm:
         CreateOptions(
             **{
                 "name": "pipe",
-                "method": "none",
                 "config": tmp_path / "swarm.toml",
                 "data": str(tmp_path / "corpus.txt"),
                 "home": tmp_path / "a",

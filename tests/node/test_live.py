@@ -27,7 +27,7 @@ RUN = [
     event(105.5, "net", step=22, sent_bytes=1_500_000, received_bytes=20, peers=3),
     event(106.0, "round.plan", step=22, round=4),
     event(107.0, "round.missed", step=22, round=4, reason="[late] by 2 s"),
-    event(108.0, "outer.eval", step=22, loss=3.25, few_loss=None, samples=64, tokens=5000),
+    event(108.0, "outer.eval", step=22, loss=3.25, few_loss=None, samples=64, tokens=5000, version=2),
     event(109.0, "of.tomorrow", step=23),
 ]
 
@@ -94,7 +94,14 @@ def test_a_round_moves_the_forecast_and_the_counts() -> None:
 
 def test_terminal_view_names_all_that_matters() -> None:
     text = shown(terminal=True)
-    for said in ("alpha", "outer, held-out 3.250 after round ", "50 tokens/s", "3 peers", "up 1.5 MB", "2 of 8 chunks"):
+    for said in (
+        "alpha",
+        "outer, held-out 3.250 after round 2",
+        "50 tokens/s",
+        "3 peers",
+        "up 1.5 MB",
+        "2 of 8 chunks",
+    ):
         assert said in text
     assert "[late] by 2 s" in text  # brackets are text, not markup
 
