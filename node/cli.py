@@ -376,9 +376,11 @@ def doctor(
         findings = examination.examine(options)
     if as_json:
         print_json(findings)
-        return
-    for line in examination.report(findings):
-        typer.echo(line)
+    else:
+        for line in examination.report(findings):
+            typer.echo(line)
+    if findings["lacks"]:
+        raise typer.Exit(1)
 
 
 @app.command()

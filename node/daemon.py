@@ -177,7 +177,7 @@ class NodeDaemon:
         if self._wanted.swarm is not None:
             return self._wanted.swarm
         name = self._options.swarm
-        self.say(f"looking up the name {name!r} ...")
+        self.say(f"looking up the name {name!r}, which this machine does not know{self._wanted.near or ' ...'}")
         claim = await look_up_name(engine, name, self.say)
         swarm = self._paths.add_swarm(claim.swarm.hex(), claim.name)
         self._locks.enter_context(only_node(swarm))

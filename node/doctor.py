@@ -1,15 +1,14 @@
 """`farflung doctor`: before anything is downloaded or allocated, whether this machine can train a model, and with what.
 
-Forecasts, not trials: memory by the formula of `training/memory.py`, disk by what a node keeps (two checkpoints, so that a crash
-during one leaves the other, and the means of the last eight rounds). Then whether the system keeps its clock right, for peers
+Forecasts, not trials: memory by the formula of `training/memory.py`, disk by what a node keeps (`machine.disk_bytes`). Then whether the system keeps its clock right, for peers
 refuse messages that are a minute off, and whether there is a C compiler, without which coding is slow. Network reachability
 and speed are not examined.
 """
 
 import ctypes
-import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,16 @@ import torch
 
 from farflung.compression import kernels
 from farflung.compression.policy import parse_policy
-from farflung.node.machine import choose_runtime, describe_device, on_host, plan_memory
+from farflung.node.machine import (
+    choose_runtime,
+    describe_device,
+    disk_bytes,
+    disk_lacks,
+    free_disk,
+    on_host,
+    plan_memory,
+    stored_bytes,
+)
 from farflung.node.options import DoctorOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.recipe import Recipe, read_recipe
@@ -31,9 +39,6 @@ from farflung.training.memory import NOTHING_BESIDE, RESERVE, Beside, free_bytes
 from farflung.training.model import ModelConfig
 from farflung.training.presets import num_parameters, preset
 from farflung.training.schedule import Schedule
-
-MEANS_KEPT = 8
-"""Rounds whose encoded means lie on the disk."""
 
 DEFAULT_CODEC = {field.name: field.default for field in msgspec.structs.fields(Manifest)}["downlink_codec"]
 """Of means, for a preset, which has no manifest."""
@@ -56,10 +61,12 @@ class Patient:
     """An encoded mean, which is kept for those who catch up."""
     divisible: bool = True
     """Whether its batch may be computed in pieces."""
+    folder: Path | None = None
+    """Where the swarm lies on this machine; None: not yet."""
 
 
 def examine(options: DoctorOptions) -> dict[str, Any]:
-    """All findings, sizes in bytes. Raises ConfigError when the model cannot be trained here, saying what is missing."""
+    """All findings, sizes in bytes; `lacks` says what is missing, None where nothing is. Raises ConfigError when the model cannot be trained here, saying what is missing."""
     paths = resolve_paths(options.home)
     patient = _patient(options)
     runtime = choose_runtime(options.device, options.dtype, compiled=False, memory_gb=options.memory_gb)
@@ -74,8 +81,11 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
     )
     needs = plan.forecast
     parameters = num_parameters(patient.model)
-    disk = 2 * (needs.outer_bytes + needs.optimizer_bytes + needs.offloaded_bytes) + MEANS_KEPT * patient.mean_bytes
-    folder = next(path for path in (paths.state, *paths.state.parents) if path.exists())
+    disk = {
+        "needed": disk_bytes(needs, patient.mean_bytes),
+        "kept": 0 if patient.folder is None else stored_bytes(patient.folder),
+        "free": free_disk(paths.state),
+    }
     return {
         "model": patient.name,
         "parameters": parameters,
@@ -102,7 +112,8 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
             "usable": int(free_bytes(torch.device("cpu")) * (1 - RESERVE)),
         },
         "one_memory": on_host(runtime),
-        "disk_bytes": {"needed": disk, "free": shutil.disk_usage(folder).free},
+        "disk_bytes": disk,
+        "lacks": disk_lacks(**disk),
         "clock": clock_state(),
         "compiler": kernels.find_compiler(),
     }
@@ -120,8 +131,8 @@ def report(findings: dict[str, Any]) -> list[str]:
         lines.append(f"{title}, GB: {', '.join(terms)}")
     if findings["one_memory"]:
         lines.append("device and host memory are one here: both sums must fit together")
-    if findings["disk_bytes"]["needed"] > findings["disk_bytes"]["free"]:
-        lines.append("NOT ENOUGH DISK: make room, or give another folder with --home")
+    if findings["lacks"]:
+        lines.append(findings["lacks"])
     lines.append(f"clock: {findings['clock']}")
     slow = "none: int8 is coded at a third of the speed, deadzone at a fiftieth; install gcc"
     lines.append(f"C compiler: {findings['compiler'] or slow}")
@@ -160,8 +171,9 @@ def _patient(options: DoctorOptions) -> Patient:
         model=recipe.model,
         inner=recipe.inner,
         batch=manifest.samples_per_step,
-        beside=Beside(copies=manifest.feedback.directions),
+        beside=recipe.beside,
         mean_bytes=recipe.downlink.expected_nbytes(),
+        folder=swarm.folder,
     )
 
 
@@ -179,4 +191,5 @@ def _stage_patient(swarm: SwarmPaths, recipe: Recipe) -> Patient:
         beside=one.beside,
         mean_bytes=one.own.downlink.expected_nbytes(),
         divisible=False,
+        folder=swarm.folder,
     )

@@ -209,6 +209,12 @@ def rendered(event: Event, **_: Any) -> str:
     return msgspec.json.encode(event).decode()
 
 
+TAKE_OUT = "take the line out of the file to have the rest"
+
+TAIL_BYTES = 1 << 20
+"""More than the longest line."""
+
+
 def kept_events(path: Path) -> Iterator[Event]:
     """Of a node's log, oldest first: from the older file, too, as far as there are any. Raises as `read_events`."""
     for file in (older_events(path), path):
@@ -225,16 +231,30 @@ def read_events(path: Path) -> Iterator[Event]:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return  # only the last line can lack its end
-            try:
-                event = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{path}, line {number}: not JSON ({error})") from error
-            if not isinstance(event, dict):
-                raise ConfigError(f"{path}, line {number}: not an event")
-            for key, kind in HEADING.items():
-                if not isinstance(event.get(key), kind):
-                    raise ConfigError(f"{path}, line {number}: not an event, which has `{key}` (docs/events.md)")
-            yield event
+            yield _event(line, f"{path}, line {number}")
+
+
+def last_event(path: Path) -> Event | None:
+    """The newest of one file, where there is any; raises as `read_events`."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        whole, _, _ = file.read().rpartition(b"\n")
+    return _event(whole.rpartition(b"\n")[2], f"{path}, the last line") if whole else None
+
+
+def _event(line: bytes, where: str) -> Event:
+    try:
+        event = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not JSON ({error}); {TAKE_OUT}") from error
+    if not isinstance(event, dict):
+        raise ConfigError(f"{where}: not an event; {TAKE_OUT}")
+    for key, kind in HEADING.items():
+        if not isinstance(event.get(key), kind):
+            raise ConfigError(f"{where}: not an event, which has `{key}` (docs/events.md); {TAKE_OUT}")
+    return event
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -11,7 +11,7 @@ from farflung.node.door import Doors
 from farflung.node.engine import Engine
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
-from farflung.node.machine import describe_device
+from farflung.node.machine import describe_device, disk_lacks, free_disk, stored_bytes
 from farflung.node.options import JoinOptions
 from farflung.node.paths import SwarmPaths
 from farflung.node.peer import Peer
@@ -22,6 +22,7 @@ from farflung.node.rehearsal import Rehearsal
 from farflung.node.renewal import Overtaken
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.runner import free_the_last_life
+from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_self import OUTSIDE
 from farflung.node.stage_start import Stage, StageStart, stage_storage
 from farflung.node.storage import FileStorage, Held
@@ -76,7 +77,7 @@ class PeerMaking:
         learner = await self.doors.learner.run(recipe.learner, dataset, self.runtime, self.options.save_memory)
         if self.rehearsal is not None:
             learner = self.rehearsal.learner(learner)
-        self._say_saving(learner.replica.runtime)
+        self._say_what_it_takes(recipe, learner.replica.runtime)
         storage = FileStorage(self.swarm.checkpoint)
         storage.sweep()
         peer = ReplicaPeer(recipe.terms(), self._facilities(storage, recipe.checkpoint_s), learner)
@@ -127,7 +128,7 @@ class PeerMaking:
             learner = await self.doors.learner.run(stage.recipe.learner, dataset, stage.runtime)
         if self.rehearsal is not None:
             learner = self.rehearsal.stage_learner(learner)
-        self._say_saving(stage.runtime)
+        self._say_what_it_takes(stage.recipe, stage.runtime)
         overtaken = False
         try:
             held = await self._start.begin(stage, learner, storage, self.doors)
@@ -182,6 +183,9 @@ class PeerMaking:
     def _domains(self) -> Domains:
         return Domains(region=self.options.region, owner=self.options.owner)
 
-    def _say_saving(self, runtime: Runtime) -> None:
+    def _say_what_it_takes(self, recipe: Recipe | StageRecipe, runtime: Runtime) -> None:
         if (saving := str(runtime.save)) != "none":
             self.say(f"saving memory by: {saving}")
+        folder, needed = self.swarm.folder, recipe.disk_bytes(runtime.save)
+        if (lacks := disk_lacks(needed, stored_bytes(folder), free_disk(folder))) is not None:
+            self.say(lacks)  # and go on: it is a forecast, and whoever runs here may make room

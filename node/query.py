@@ -1,14 +1,17 @@
 """What commands ask of running nodes, over the control socket: which node is meant, and its typed answers."""
 
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from farflung.node.control import NoNode, request, runs, stream
+from farflung.node.control import Answer, NoNode, request, runs, stream
+from farflung.node.events import last_event
 from farflung.node.live import duration, show, show_json, size
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.status import FreshInvitation, LedgerStatus, NodeStatus, PeerStatus, SampleStop
@@ -29,27 +32,27 @@ async def running_statuses(name: str | None, home: Path | None) -> list[NodeStat
 
 async def known_peers(name: str | None, home: Path | None) -> list[PeerStatus]:
     """All peers that a node knows, itself included. Raises as `running_statuses` does."""
-    reply = await request(the_running(name, home), "peers")
+    reply = await _ask(the_running(name, home), "peers")
     return msgspec.convert(reply["peers"], list[PeerStatus])
 
 
 async def asked_ledger(name: str | None, home: Path | None, sample: int | None) -> LedgerStatus:
     """Which sample belongs to whom, as a node knows it. Raises as `running_statuses` does, and ControlError when it cannot know."""
-    return msgspec.convert(await request(the_running(name, home), "ledger", sample=sample), LedgerStatus)
+    return msgspec.convert(await _ask(the_running(name, home), "ledger", sample=sample), LedgerStatus)
 
 
 async def fresh_invitation(name: str | None, home: Path | None) -> FreshInvitation:
     """An invitation by a running node, which knows who is where. Raises as `running_statuses` does, and ControlError
     when this machine may not invite.
     """
-    return msgspec.convert(await request(the_running(name, home), "invitation"), FreshInvitation)
+    return msgspec.convert(await _ask(the_running(name, home), "invitation"), FreshInvitation)
 
 
 async def leave_swarm(name: str | None, home: Path | None, *, timeout_s: float) -> str:
     """Make a node leave and wait until it has saved; what it says at the end. Raises as `running_statuses`
     does.
     """
-    reply = await request(the_running(name, home), "leave", timeout_s=timeout_s)
+    reply = await _ask(the_running(name, home), "leave", timeout_s=timeout_s)
     return str(reply["reason"])
 
 
@@ -186,7 +189,25 @@ def _link(one: PeerStatus) -> str:
 
 
 async def _status(swarm: SwarmPaths) -> NodeStatus:
-    return msgspec.convert(await request(swarm, "status"), NodeStatus)
+    return msgspec.convert(await _ask(swarm, "status"), NodeStatus)
+
+
+async def _ask(swarm: SwarmPaths, verb: str, **arguments: Any) -> Answer:
+    try:
+        return await request(swarm, verb, **arguments)
+    except NoNode as error:
+        raise NoNode(f"{error}{_how_it_ended(swarm)}") from error
+
+
+def _how_it_ended(swarm: SwarmPaths) -> str:
+    """Of the last node of a swarm that ran here, by its log."""
+    last = last_event(swarm.events)
+    if last is None:
+        return ""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["time"]))
+    if last["event"] == "node.stop":
+        return f". The last one stopped on {at}: {last['reason']}"
+    return f". The last one did not stop, but was killed, failed, or lost power after {at}, when it wrote its last event; it goes on from its last checkpoint"
 
 
 def _running(home: Path | None) -> list[SwarmPaths]:

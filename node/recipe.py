@@ -17,7 +17,7 @@ import torch
 
 from farflung.compression.policy import FlatCodec, parse_policy
 from farflung.node.learner import SwarmLearner
-from farflung.node.machine import fit_memory
+from farflung.node.machine import disk_bytes, fit_memory
 from farflung.node.terms import Terms
 from farflung.node.trainer import Pace
 from farflung.protocol.admission import verify_admission
@@ -33,8 +33,9 @@ from farflung.training.errors import DataError
 from farflung.training.flat import slots_of
 from farflung.training.fragments import cut, in_line
 from farflung.training.inner import InnerConfig
-from farflung.training.memory import Beside
+from farflung.training.memory import Beside, MemoryOptions, forecast
 from farflung.training.model import ModelConfig, parameter_shapes
+from farflung.training.optimizers import parse_optimizer
 from farflung.training.order import SampleOrder
 from farflung.training.replica import Replica
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
@@ -122,6 +123,16 @@ class Recipe:
         return cuts
 
     @property
+    def beside(self) -> Beside:
+        """What a peer holds in memory that a replica which trains alone does not: residuals of error feedback."""
+        return Beside(copies=self.manifest.feedback.directions)
+
+    def disk_bytes(self, options: MemoryOptions) -> int:
+        """About what a node keeps on its disk, where it holds the model by these options."""
+        needs = forecast(self.model, parse_optimizer(self.inner.optimizer), options, beside=self.beside)
+        return disk_bytes(needs, self.downlink.expected_nbytes())
+
+    @property
     def checkpoint_s(self) -> float:
         """Seconds between two checkpoints; 0: after every round."""
         bytes_per_parameter = REPLICA_BYTES_PER_PARAMETER + 4 * self.manifest.feedback.directions
@@ -190,10 +201,8 @@ class Recipe:
 
     def learner(self, dataset: Dataset, runtime: Runtime, save_memory: str = "auto") -> SwarmLearner:
         """A fresh replica on this machine, fed from `dataset`. Blocks; raises ConfigError when memory is too small."""
-        copies = self.manifest.feedback.directions
-        runtime = fit_memory(
-            self.model, self.inner, self.manifest.samples_per_step, runtime, save_memory, beside=Beside(copies=copies)
-        )
+        batch = self.manifest.samples_per_step
+        runtime = fit_memory(self.model, self.inner, batch, runtime, save_memory, beside=self.beside)
         replica = Replica(
             self.model,
             self.inner,

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from farflung.compression.policy import parse_policy
-from farflung.node.machine import fit_memory
+from farflung.node.machine import disk_bytes, fit_memory
 from farflung.node.recipe import Recipe, last_codec
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_step import MOST_WAITING, Service
@@ -25,8 +25,9 @@ from farflung.protocol.lives import Life, group_of
 from farflung.protocol.manifest_sections import PipelineSpec
 from farflung.protocol.settings import Settings
 from farflung.training.data import Dataset
-from farflung.training.memory import Beside
+from farflung.training.memory import Beside, MemoryOptions, forecast
 from farflung.training.model import ModelConfig
+from farflung.training.optimizers import parse_optimizer
 from farflung.training.order import SampleOrder
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_rules import Rules
@@ -138,6 +139,11 @@ class StageRecipe:
         """How to hold the stage here, forecast before anything is allocated. Raises ConfigError when it does not fit."""
         inner, batch = self.whole.inner, self.samples_per_microbatch
         return fit_memory(self.shape(), inner, batch, runtime, save_memory, beside=self.beside, divisible=False)
+
+    def disk_bytes(self, options: MemoryOptions) -> int:
+        """About what a peer of the stage keeps on its disk."""
+        needs = forecast(self.shape(), parse_optimizer(self.whole.inner.optimizer), options, beside=self.beside)
+        return disk_bytes(needs, self.own.downlink.expected_nbytes())
 
     def learner(self, dataset: Dataset | None, runtime: Runtime) -> StageLearner:
         """The stage on this machine; `dataset` at data nodes. Blocks."""

@@ -24,6 +24,8 @@ class Wanted:
     """Addresses of an invitation or of `--peer`."""
     elsewhere: tuple[str, ...] = ()
     """Addresses of peers of other swarms of this machine: any peer leads into the DHT."""
+    near: str = ""
+    """`; did you mean 'x'?`, of the swarms of this machine, for whoever looks a misspelt name up."""
 
     def book(self, swarm: SwarmPaths) -> PeerBook:
         """The known peers of the swarm, those of the invitation among them. Raises ConfigError."""
@@ -62,13 +64,13 @@ def local_swarm(paths: Paths, text: str, peers: Iterable[str]) -> Wanted:
         return _invited(paths, text, addresses)
     split_name(text)  # a look-up needs a name
     elsewhere = [seed for s in known for seed in PeerBook(s.peers).seeds(b"")]
+    near = nearest(name, [s.name for s in known])
     if not addresses and not elsewhere:
-        near = nearest(name, [s.name for s in known])
         raise ConfigError(
             f"this machine knows no swarm {text!r} and no peer to ask{near or ':'} give `--peer ADDRESS` of a member, or join with an "
             "invitation"
         )
-    return Wanted(swarm=None, addresses=addresses, elsewhere=tuple(elsewhere))
+    return Wanted(swarm=None, addresses=addresses, elsewhere=tuple(elsewhere), near=near)
 
 
 def _invited(paths: Paths, text: str, addresses: tuple[str, ...]) -> Wanted:

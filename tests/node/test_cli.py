@@ -216,6 +216,15 @@ def test_no_node_is_one_line_and_exit_code_2(home: Path, command: str) -> None:
     said = "error: no node of swarm alpha runs here; start it with `farflung join alpha`\n"
     assert result.stderr == said
     assert run(command, "beta", "--home", home).stderr.startswith("error: this machine knows no swarm 'beta'")
+    log = resolve_paths(home, {}).find_swarm("alpha").events
+    killed = {"event": "step", "time": 86_400.0, "swarm": "alpha", "peer": PEER, "height": 0, "version": 0, "step": 3}
+    for last, how in (
+        (killed, "did not stop, but was killed, failed, or lost power after 1970-01-0"),
+        (killed | {"event": "node.stop", "reason": "asked to"}, "stopped on 1970-01-0"),
+    ):
+        with log.open("a") as file:
+            file.write(json.dumps(last) + "\n")
+        assert run(command, "--home", home).stderr.startswith(f"{said.strip()}. The last one {how}")
     resolve_paths(home, {}).add_swarm("cd" * 32, "gamma")
     assert run(command, "--home", home).stderr == (
         "error: no node runs here; start one with `farflung join NAME`: alpha (abababababab), gamma (cdcdcdcdcdcd)\n"

@@ -94,7 +94,7 @@ def test_a_swarm_is_founded_and_joined_by_its_name_alone(seed: Seed, tmp_path: P
 
         for node in (founder, other):
             node.until(lambda node=node: any(event["contributed"] for event in node.events("round.commit")))
-        assert f"looking up the name '{full}' ..." in other.log.read_text()
+        assert f"looking up the name '{full}', which this machine does not know ..." in other.log.read_text()
         assert (other.swarm.hash_hex, other.swarm.name) == (made.hash_hex, "beta")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from farflung.node import events
-from farflung.node.events import Event, EventLog, grown, kept_events, read_events
+from farflung.node.events import Event, EventLog, grown, kept_events, last_event, read_events
 from farflung.protocol.errors import ConfigError
 
 
@@ -99,8 +99,26 @@ WHOLE = b'{"event": "a", "time": 1, "swarm": "s", "peer": "aa", "height": 0, "ve
 def test_any_other_damage_is_an_error_with_its_place(tmp_path: Path, bad: bytes) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(WHOLE + bad.rstrip(b"\n") + b"\n" + WHOLE)
-    with pytest.raises(ConfigError, match=r"events\.jsonl, line 2"):
+    with pytest.raises(ConfigError, match=r"events\.jsonl, line 2.*take the line out"):
         list(read_events(path))
+    assert last_event(path) == json.loads(WHOLE)
+    path.write_bytes(WHOLE + bad.rstrip(b"\n") + b"\n")
+    with pytest.raises(ConfigError, match=r"events\.jsonl, the last line.*take the line out"):
+        last_event(path)
+
+
+def test_the_last_event_is_found_from_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "events.jsonl"
+    assert last_event(path) is None
+    path.write_bytes(b"")
+    assert last_event(path) is None
+    path.write_bytes(WHOLE[:-1])
+    assert last_event(path) is None
+    monkeypatch.setattr(events, "TAIL_BYTES", 2 * len(WHOLE))
+    newest = WHOLE.replace(b'"a"', b'"z"')
+    for torn in (b"", WHOLE[:30]):
+        path.write_bytes(50 * WHOLE + newest + torn)
+        assert last_event(path) == json.loads(newest)
 
 
 def test_subscribers_hear_until_they_leave() -> None:

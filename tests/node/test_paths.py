@@ -58,6 +58,9 @@ def test_what_cannot_be_found_is_explained(tmp_path: Path) -> None:
         ConfigError, match=r"knows no swarm 'alhpa' and no peer to ask; did you mean 'alpha'\? give `--peer"
     ):
         local_swarm(paths, "alhpa", ())
+    asked = local_swarm(paths, "alhpa", [f"{'ab' * 32}@127.0.0.1:4001"])
+    assert asked.swarm is None and asked.near == "; did you mean 'alpha'?"
+    assert local_swarm(paths, "something-else", [f"{'ab' * 32}@127.0.0.1:4001"]).near == ""
 
 
 @pytest.mark.parametrize("left", [b"", b"\xff\n", None])

@@ -62,7 +62,7 @@ def test_a_stage_without_state_is_served_and_one_that_is_overtaken_let_go_of(
         _start=Start(held),
         _data=None,
         _prepare=None,
-        _say_saving=lambda runtime: None,
+        _say_what_it_takes=lambda recipe, runtime: None,
         _facilities=lambda storage, checkpoint_s, held: held,
     )
     recipe = SimpleNamespace(stage=1, learner=None, own=SimpleNamespace(checkpoint_s=1.0))
