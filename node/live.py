@@ -122,7 +122,7 @@ def panel(status: NodeStatus) -> Panel:
     if status.shadow_bytes or status.copies:
         facts.add_row("shadows", _shadows(status))
     if status.no_place:
-        facts.add_row("no place", Text("; ".join(status.no_place), style="yellow"))
+        facts.add_row("copies", Text("; ".join(status.no_place), style="yellow"))
     if status.alarm:
         facts.add_row("alarm", Text(_alarm(status.alarm), style="bold red"))
     if status.lost:
@@ -215,9 +215,7 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"no {event['rung']} after all: {event['reason']}"
         case "shadow.missing":
             said = (
-                f"no place for a copy: {'; '.join(event['reasons'])}"
-                if event["reasons"]
-                else "every stage that needs a copy has a place for one"
+                "; ".join(event["reasons"]) if event["reasons"] else "every stage that needs a copy has a place for one"
             )
         case "stage.made":
             said = (

@@ -113,8 +113,8 @@ def peer_table(peers: list[PeerStatus]) -> Table:
             f"{one.version:,}",
             _speed(one),
             _link(one),
-            size(one.sent_bytes),
-            size(one.received_bytes),
+            "" if one.state == "self" else size(one.sent_bytes),
+            "" if one.state == "self" else size(one.received_bytes),
             "" if one.last_seen_s is None else f"{duration(one.last_seen_s)} ago",
         ]
         table.add_row(*cells)

@@ -92,8 +92,11 @@ class Coordinator:
         if now < self._pause_until:
             return None
         if not roll.in_touch(now):
+            near = ", ".join(map(str, sorted(roll.near(now))))
             self.reason = (
-                f"hears fewer stages than may decide, {sorted(roll.near(now))}: the others may go on without stage 0"
+                f"hears stage {near} only, which are too few: the others may go on without stage 0"
+                if near
+                else "waits for peers of other stages, and hears none"
             )
             self._stands_since = None
             return None

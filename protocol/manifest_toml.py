@@ -138,10 +138,10 @@ def manifest_to_toml(manifest: Manifest) -> str:
 
 
 def _where(section: str, key: str, known: Mapping[str, list[str]]) -> str:
+    near = nearest(key, known[section])
     for other, keys in known.items():
         if key in keys:
-            return f"; it belongs in [{other}]"
-    near = nearest(key, known[section])
+            return f"{near} [{other}] has one of that name" if near else f"; it belongs in [{other}]"
     return near or f"; [{section}] knows {', '.join(known[section])}"
 
 

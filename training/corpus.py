@@ -25,6 +25,10 @@ BLOCK_CHARACTERS = 1 << 14
 """A single file is cut into blocks of at most this size, so that some of it can be held out."""
 
 
+LOOKED_AT = 8000
+"""Characters of a file in which a zero tells that it is no text, as git has it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
     """One text."""
@@ -109,8 +113,13 @@ def _folder_documents(root: Path, pattern: str, skipped: frozenset[str]) -> list
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}; make it readable, or take it out of the data"
         ) from error
+    if "\0" in text[:LOOKED_AT]:
+        raise DataError(
+            f"{path} is no text in UTF-8, for there are zeros in it; convert it, or take it out of the data"
+        )
+    return text

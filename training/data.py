@@ -59,7 +59,11 @@ class TokenWindows:
         self._runs, self._ends = list(runs), _window_ends(runs, seq_len)
         self._heldout_runs, self._heldout_ends = list(heldout_runs), _window_ends(heldout_runs, seq_len)
         if not self._ends[-1:].any() or not self._heldout_ends[-1:].any():
-            raise DataError(f"the data is too small for training and held-out samples of {seq_len + 1} tokens")
+            there = [sum(run.size for run in part) for part in (runs, heldout_runs)]
+            raise DataError(
+                f"the data is too small: of {there[0]:,} tokens to train on and {there[1]:,} held out each part has to hold a sample "
+                f"of {seq_len + 1:,}; give more text, or a shorter `seq_len`"
+            )
         self._hash_content = hash_content
 
     @property

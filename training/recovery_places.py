@@ -113,7 +113,7 @@ def _placed(
             if apart or peer.name in now
         ]
         if not candidates:
-            missing.append(_nobody(piece))
+            missing.append(_nobody(piece, apart, others=bool(dangers)))
             continue
 
         def rank(
@@ -175,5 +175,12 @@ def _why(peer: Peer, others: Sequence[Peer], stays: bool) -> str:
     return f"{peer.name} of stage {peer.stage}{' stays' if stays else ''}: {said}"
 
 
-def _nobody(piece: Piece) -> str:
-    return f"{piece.name} has no place for a shadow: no other peer gives {piece.nbytes:,} bytes; raise their room"
+def _nobody(piece: Piece, apart: Sequence[Peer], *, others: bool) -> str:
+    """`apart`: who serves its stage; `others`: whether anybody serves another one."""
+    if not others:
+        why = "nobody of another stage is there to hold one"
+    elif not apart:
+        why = "nobody of it is there to give one"
+    else:
+        why = f"nobody of another stage has {piece.nbytes:,} bytes left for one; more peers would have"
+    return f"stage {piece.stage} has no place for a shadow: {why}"

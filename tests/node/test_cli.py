@@ -202,6 +202,7 @@ def test_peers_of_all_stages_are_a_table() -> None:
     assert [line.split()[0] for line in lines[1:]] == [PEER[:12], "787878787878", "343434343434", "565656565656"]
     assert "900 tokens/s" in lines[2] and "its uplink 2.5 MB/s, its downlink at least 9.0 MB/s" in lines[2]
     assert "iowa, ann" in lines[2]
+    assert "0 B" not in lines[1] and lines[2].count("0 B") == 2  # nobody sends anything to itself
     assert lines[3].split()[1:5] == ["1", "suspect", "0", "3"] and "forward 250 ms" in lines[3]
     assert "none yet" in lines[4] and "alive, no member" in lines[4]
     columns = [column.header for column in peer_table([PeerStatus(peer=PEER, state="self")]).columns]

@@ -228,8 +228,8 @@ def test_how_a_lost_stage_came_back_is_shown_by_everybody_who_knows() -> None:
     assert (line(waits) or "").endswith("stage 3 waits: stage 2, lost too, will be back from a copy")
     assert "begun anew by this node (life 2) · stage 2, lost too" in drawn(folded([*RUN, waits]))
     missing = event(111.0, "shadow.missing", reasons=["stage 3 has no place for a shadow"])
-    assert (line(missing) or "").endswith("no place for a copy: stage 3 has no place for a shadow")
-    assert "no place stage 3 has no place for a shadow" in drawn(folded([*RUN, missing]))
+    assert (line(missing) or "").endswith(" stage 3 has no place for a shadow")
+    assert "copies stage 3 has no place for a shadow" in drawn(folded([*RUN, missing]))
     found = missing | {"reasons": []}
     assert (line(found) or "").endswith("every stage that needs a copy has a place for one")
     assert "no place" not in drawn(folded([*RUN, missing, found]))

@@ -92,6 +92,11 @@ def test_round_trip() -> None:
         ("lr = 1", "l_r = 1", "did you mean 'lr'?"),
         ("name = ", "naem = ", "unknown key swarm.naem; did you mean 'name'?"),
         ("lr = 1", "batch_tokens = 1", "unknown key inner.batch_tokens; it belongs in [swarm]"),
+        (
+            "dim = 64",
+            "layers = 64",
+            "unknown key model.layers; did you mean 'num_layers'? [pipeline] has one of that name",
+        ),
         ("name = ", "founder = ", "unknown key swarm.founder"),
         (
             "[inner]",

@@ -126,6 +126,12 @@ def test_copies_under_other_names_are_on_one_side(others: int) -> None:
 def test_too_little_text_says_so() -> None:
     with pytest.raises(DataError, match="too small"):
         text_dataset([Document(name="a", text="ab"), Document(name="b", text="ab")], BYTES, 64)
+    several = [Document(name=name, text=name * 99) for name in "ab"]
+    with pytest.raises(
+        DataError,
+        match=r"of 100 tokens to train on and 100 held out each part has to hold a sample of 201; .*`seq_len`",
+    ):
+        text_dataset(several, BYTES, 200)
 
 
 @pytest.mark.parametrize("spec", ["", "pythons", "python:x", "text:", "ftp:x", "text:/no/such/file"])
@@ -141,6 +147,16 @@ def test_text_that_cannot_be_read_says_so(folder: Path) -> None:
     for path in (folder, bad):
         with pytest.raises(DataError, match=r"zz\.txt cannot be read: .*take it out"):
             open_dataset(f"text:{path}", BYTES, 32)
+
+
+def test_what_is_no_text_is_refused(folder: Path) -> None:
+    picture = folder / "zz.png"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 40)
+    for path in (folder, picture):
+        with pytest.raises(DataError, match=r"zz\.png is no text in UTF-8, for there are zeros in it; .*take it out"):
+            open_dataset(f"text:{path}", BYTES, 32)
+    picture.write_text(" ".join(f"Grüße {n}" for n in range(400)))
+    assert open_dataset(f"text:{picture}", BYTES, 32).num_samples
 
 
 # Token shards

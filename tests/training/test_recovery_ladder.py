@@ -348,9 +348,14 @@ def fewest_exposed(peers: list[Peer], regions: list[list[str]]) -> int:
     return sum(not place(stage, set()) for stage in range(1, len(regions)))
 
 
-def test_without_room_the_remedy_is_named() -> None:
-    held, missing = places(swarm(room=9), PIECES[:1], 6)
-    assert not held and missing == ["stage 0 has no place for a shadow: no other peer gives 10 bytes; raise their room"]
+def test_what_a_shadow_lacks_is_named() -> None:
+    everybody = swarm(room=9)
+    for peers, lacks in (
+        (everybody, "nobody of another stage has 10 bytes left for one; more peers would have"),
+        ([peer for peer in everybody if peer.stage == 0], "nobody of another stage is there to hold one"),
+        ([peer for peer in everybody if peer.stage != 0], "nobody of it is there to give one"),
+    ):
+        assert places(peers, PIECES[:1], 6) == ([], [f"stage 0 has no place for a shadow: {lacks}"])
 
 
 domain = st.sampled_from(["", *"abc"])
