@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint soak bench clean
+.PHONY: demo test thorough lint soak bench clean
 
 demo: $(STAMP)
 	$(BIN)/farflung demo --out out/demo
@@ -12,9 +12,14 @@ demo: $(STAMP)
 # Some hundred processes import the same modules, and pytest rewrites the asserts of 170 files: compiled once, for all of them.
 unexport PYTHONDONTWRITEBYTECODE
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: $(STAMP) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow   # real processes, which mostly wait
+	$(PYTEST) -m "not slow and not thorough"
+	$(PYTEST) -m "slow and not thorough" $$(grep -rl --include='*.py' mark.slow tests)   # real processes, which mostly wait
+
+thorough: $(STAMP)                # what `make test` leaves out: further cases, and the longest stories
+	$(PYTEST) -m thorough $$(grep -rl --include='*.py' -e mark.thorough -e tests.thorough tests)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

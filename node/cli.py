@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from farflung.node.flags import Device, Dtype, Home, Json, Swarm, known_swarm, print_json, working
 from farflung.node.id_cli import id_app
 from farflung.node.model_cli import model_app
+from farflung.node.parting_cli import parting_app
 from farflung.protocol.errors import FarflungError
 from farflung.training.errors import TrainingError
 
@@ -469,21 +470,5 @@ def invite(name: Swarm = None, home: Home = None, as_json: Json = False) -> None
     typer.echo(f"full name {fresh.full_name}")
 
 
-@app.command()
-def leave(
-    name: Swarm = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the node to hand over and save.")] = 120.0,
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Ask this machine's node to finish or hand back its data, say goodbye, save and end."""
-    from farflung.node.query import leave_swarm
-
-    reason = asyncio.run(leave_swarm(name, home, timeout_s=timeout))
-    if as_json:
-        print_json({"left": reason})
-        return
-    typer.echo(f"left: {reason}")
-
-
+app.add_typer(parting_app)
 app.add_typer(model_app)  # last: commands are listed in the order in which they come

@@ -1,6 +1,6 @@
 """`farflung doctor`: before anything is downloaded or allocated, whether this machine can train a model, and with what.
 
-Forecasts, not trials: memory by the formula of `training/memory.py`, disk by what a node keeps (`machine.disk_bytes`). Then whether the system keeps its clock right, for peers
+Forecasts, not trials: memory by the formula of `training/memory.py`, disk by what a node keeps (`disk`). Then whether the system keeps its clock right, for peers
 refuse messages that are a minute off, and whether there is a C compiler, without which coding is slow. Network reachability
 and speed are not examined.
 """
@@ -16,16 +16,8 @@ import torch
 
 from farflung.compression import kernels
 from farflung.compression.policy import parse_policy
-from farflung.node.machine import (
-    choose_runtime,
-    describe_device,
-    disk_bytes,
-    disk_lacks,
-    free_disk,
-    on_host,
-    plan_memory,
-    stored_bytes,
-)
+from farflung.node import disk
+from farflung.node.machine import choose_runtime, describe_device, on_host, plan_memory
 from farflung.node.options import DoctorOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.recipe import Recipe, read_recipe
@@ -81,10 +73,10 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
     )
     needs = plan.forecast
     parameters = num_parameters(patient.model)
-    disk = {
-        "needed": disk_bytes(needs, patient.mean_bytes),
-        "kept": 0 if patient.folder is None else stored_bytes(patient.folder),
-        "free": free_disk(paths.state),
+    room = {
+        "needed": disk.needed_bytes(needs.checkpoint_bytes, patient.mean_bytes),
+        "kept": 0 if patient.folder is None else disk.stored_bytes(patient.folder),
+        "free": disk.free_bytes(paths.state),
     }
     return {
         "model": patient.name,
@@ -112,8 +104,8 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
             "usable": int(free_bytes(torch.device("cpu")) * (1 - RESERVE)),
         },
         "one_memory": on_host(runtime),
-        "disk_bytes": disk,
-        "lacks": disk_lacks(**disk),
+        "disk_bytes": room,
+        "lacks": disk.lacks(**room),
         "clock": clock_state(),
         "compiler": kernels.find_compiler(),
     }

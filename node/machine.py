@@ -5,7 +5,6 @@ import platform
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -18,7 +17,6 @@ from farflung.training.memory import (
     CUDA_BYTES,
     NOTHING_BESIDE,
     Beside,
-    MemoryForecast,
     MemoryPlan,
     choose_options,
     free_bytes,
@@ -30,9 +28,6 @@ from farflung.training.runtime import Runtime
 
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d|:[1-9]\d)?")
 """torch knows more kinds, and nothing here is made for them."""
-
-MEANS_KEPT = 8
-"""Rounds whose encoded means lie on the disk."""
 
 
 def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float | None = None) -> Runtime:
@@ -137,29 +132,3 @@ def fit_memory(
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.set_per_process_memory_fraction(min(1.0, runtime.memory_bytes / total), index)
     return replace(runtime, save=plan.options)
-
-
-def disk_bytes(needs: MemoryForecast, mean_bytes: int) -> int:
-    """About what a node keeps: two checkpoints, so that a crash during one leaves the other, and encoded means of `mean_bytes` each."""
-    return 2 * (needs.outer_bytes + needs.optimizer_bytes + needs.offloaded_bytes) + MEANS_KEPT * mean_bytes
-
-
-def stored_bytes(folder: Path) -> int:
-    """What lies in a folder by now."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def free_disk(folder: Path) -> int:
-    """Bytes that are free where a folder is, or will be."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    return shutil.disk_usage(existing).free
-
-
-def disk_lacks(needed: int, kept: int, free: int) -> str | None:
-    """What to say where the disk will be full; None where it will not."""
-    if needed <= kept + free:
-        return None
-    return (
-        f"NOT ENOUGH DISK: a node of this swarm keeps about {needed / 1e9:.2f} GB, and has {(kept + free) / 1e9:.2f}; make room, "
-        "or give another folder with --home"
-    )

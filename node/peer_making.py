@@ -5,13 +5,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from farflung.node import founding
+from farflung.node import disk, founding
 from farflung.node.discovery import Finder
 from farflung.node.door import Doors
 from farflung.node.engine import Engine
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
-from farflung.node.machine import describe_device, disk_lacks, free_disk, stored_bytes
+from farflung.node.machine import describe_device
 from farflung.node.options import JoinOptions
 from farflung.node.paths import SwarmPaths
 from farflung.node.peer import Peer
@@ -187,5 +187,5 @@ class PeerMaking:
         if (saving := str(runtime.save)) != "none":
             self.say(f"saving memory by: {saving}")
         folder, needed = self.swarm.folder, recipe.disk_bytes(runtime.save)
-        if (lacks := disk_lacks(needed, stored_bytes(folder), free_disk(folder))) is not None:
+        if (lacks := disk.lacks(needed, disk.stored_bytes(folder), disk.free_bytes(folder))) is not None:
             self.say(lacks)  # and go on: it is a forecast, and whoever runs here may make room

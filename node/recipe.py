@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 
 from farflung.compression.policy import FlatCodec, parse_policy
+from farflung.node.disk import needed_bytes
 from farflung.node.learner import SwarmLearner
-from farflung.node.machine import disk_bytes, fit_memory
+from farflung.node.machine import fit_memory
 from farflung.node.terms import Terms
 from farflung.node.trainer import Pace
 from farflung.protocol.admission import verify_admission
@@ -130,7 +131,7 @@ class Recipe:
     def disk_bytes(self, options: MemoryOptions) -> int:
         """About what a node keeps on its disk, where it holds the model by these options."""
         needs = forecast(self.model, parse_optimizer(self.inner.optimizer), options, beside=self.beside)
-        return disk_bytes(needs, self.downlink.expected_nbytes())
+        return needed_bytes(needs.checkpoint_bytes, self.downlink.expected_nbytes())
 
     @property
     def checkpoint_s(self) -> float:

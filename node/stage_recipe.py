@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass, replace
 
 from farflung.compression.policy import parse_policy
-from farflung.node.machine import disk_bytes, fit_memory
+from farflung.node.disk import needed_bytes
+from farflung.node.machine import fit_memory
 from farflung.node.recipe import Recipe, last_codec
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_step import MOST_WAITING, Service
@@ -143,7 +144,7 @@ class StageRecipe:
     def disk_bytes(self, options: MemoryOptions) -> int:
         """About what a peer of the stage keeps on its disk."""
         needs = forecast(self.shape(), parse_optimizer(self.whole.inner.optimizer), options, beside=self.beside)
-        return disk_bytes(needs, self.own.downlink.expected_nbytes())
+        return needed_bytes(needs.checkpoint_bytes, self.own.downlink.expected_nbytes())
 
     def learner(self, dataset: Dataset | None, runtime: Runtime) -> StageLearner:
         """The stage on this machine; `dataset` at data nodes. Blocks."""

@@ -78,7 +78,7 @@ ELSEWHERE = {
     "farflung sim report FOLDER...": ["sims/test_report.py::test_several_runs_side_by_side"],
     "farflung sim plan": ["sims/test_plan.py::test_the_command_says_the_agreed_keys"],
 }
-MAKE = {"make demo": "farflung demo --out", "make test": "-m pytest"}
+MAKE = {"make demo": "farflung demo --out", "make test": "-m pytest", "make thorough": "-m thorough"}
 """What each would run."""
 
 

@@ -148,6 +148,11 @@ class MemoryForecast:
     def host_bytes(self) -> int:
         return self.outer_bytes + self.round_bytes + self.offloaded_bytes + self.pinned_bytes
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """About what is written to the disk: the outer and the inner state, wherever they are kept."""
+        return self.outer_bytes + self.optimizer_bytes + self.offloaded_bytes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:

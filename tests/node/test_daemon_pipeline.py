@@ -60,7 +60,7 @@ ALLOWED = (
     rf"{SWARM}/(name|lock|peers\.json|stage|claim|invite|manifest)(\.new)?",  # who is in the swarm
     r"d/(config|cache/kernels)/\S+",  # a key, and compiled codecs: of every new machine
     rf"({OWN}|{NEW})/(vote|history\.msgpack)(\.new)?",  # what a node has voted for in its own chain, and that chain
-    rf"{OWN}/means/\w+-\d+(\.new)?",  # of their own rounds: written, and opened again to be synced
+    rf"{OWN}/means/\w+",  # of their own rounds: written, and opened again to be synced and to be served
     rf"{OWN}/(current(\.new)?|learner-[ab]/(\.tmp\w+|place\.msgpack\.new|(residuals/)?(\.tmp\w+|state\.(json|safetensors)\.partial)))",  # checkpoints of their own stages, as usual
 )
 """What nodes open while a stage is recovered, by the folders of their homes: what they write all the time, and of the stage that comes back its new chain only,

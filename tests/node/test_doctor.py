@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farflung.compression import kernels
-from farflung.node import daemon, doctor, machine
+from farflung.node import daemon, disk, doctor
 from farflung.node.cli import app
 from farflung.node.doctor import clock_state, examine, report
 from farflung.node.options import CreateOptions, DoctorOptions
@@ -55,7 +55,7 @@ def test_a_swarm_is_examined_by_its_manifest(tmp_path: Path) -> None:
     )
     wide = examine(DoctorOptions(swarm="w", device="cpu", home=tmp_path))
     more = wide["disk_bytes"]["needed"] - findings["disk_bytes"]["needed"]
-    assert 3.7 < more / machine.MEANS_KEPT / findings["parameters"] < 3.8  # means of 4 bytes a parameter, not of 2 bits
+    assert 3.7 < more / disk.MEANS_KEPT / findings["parameters"] < 3.8  # means of 4 bytes a parameter, not of 2 bits
     assert "device and host memory are one here: both sums must fit together" in report(wide)
     assert report(findings)[0].startswith("s: 0.2 M parameters")
 
@@ -63,7 +63,7 @@ def test_a_swarm_is_examined_by_its_manifest(tmp_path: Path) -> None:
 def test_too_small_a_disk_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["doctor", "--model", "10m", "--device", "cpu", "--home", str(tmp_path)]
     assert CliRunner().invoke(app, asked).exit_code == 0
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
     for form in ([], ["--json"]):
         shown = CliRunner().invoke(app, [*asked, *form])
         assert shown.exit_code == 1 and "NOT ENOUGH DISK: a node of this swarm keeps about 0." in shown.stdout
@@ -72,9 +72,9 @@ def test_too_small_a_disk_is_no_success(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_lies_there_by_now_needs_no_more_room(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "learner-a").mkdir(parents=True)
     (tmp_path / "checkpoint" / "learner-a" / "state").write_bytes(bytes(700))
-    assert machine.stored_bytes(tmp_path) == 700 and machine.stored_bytes(tmp_path / "not yet") == 0
-    assert machine.disk_lacks(1000, 700, 300) is None
-    assert machine.disk_lacks(1001, 700, 300) is not None
+    assert disk.stored_bytes(tmp_path) == 700 and disk.stored_bytes(tmp_path / "not yet") == 0
+    assert disk.lacks(1000, 700, 300) is None
+    assert disk.lacks(1001, 700, 300) is not None
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def test_a_stage_peer_dies(moment: str, death: str) -> None:
         stage_peer_dies(moment, death, seed, drop)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("death", FEW)
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.sims.pipeline_story import stage_of, steps_done, until, until_done
+from tests.thorough import further
 
 from farflung.node.stage_peer import StagePeer
 from farflung.node.stage_self import OUTSIDE
@@ -35,6 +36,7 @@ def simulated(story: Story, steps: int, stages: int = 2, **options: Any) -> Pipe
     return simulate(recipe(stages=stages, total_steps=steps), Counting(), signers(peers), story, tied=False, **options)
 
 
+@pytest.mark.thorough
 def test_two_stages_of_one_peer_gain_one_each_and_nobody_goes_back() -> None:
     async def story(swarm: PipelineSwarm) -> None:
         for peer in range(6):
@@ -123,7 +125,7 @@ def downloads(peer: StagePeer) -> bool:
 
 @pytest.mark.parametrize(
     ("moment", "stage_after"),
-    [(waits, 0), (leaves, 0), (None, 1), (downloads, 1)],
+    [*further((waits, 0)), (leaves, 0), *further((None, 1)), (downloads, 1)],
     ids=["waits", "leaves", "builds", "downloads"],
 )
 def test_the_mover_is_killed_on_its_way(moment: Callable[[StagePeer], bool] | None, stage_after: int) -> None:
@@ -157,6 +159,7 @@ def test_the_mover_is_killed_on_its_way(moment: Callable[[StagePeer], bool] | No
         assert step["cut"] == 0
 
 
+@pytest.mark.thorough
 def test_somebody_who_is_stopped_while_it_leaves_for_another_stage_leaves_for_good() -> None:
     async def story(swarm: PipelineSwarm) -> None:
         for peer in range(5):
@@ -211,6 +214,7 @@ def test_a_chain_that_cannot_let_its_peer_go_has_it_back() -> None:
     assert not swarm.broken
 
 
+@pytest.mark.thorough
 def test_no_flapping() -> None:
     """Peers of unlike speed come and go, one of them while another leaves: there are few moves, and nobody moves twice."""
 

@@ -8,6 +8,7 @@ from farflung.sims import bench_crowd
 from farflung.sims.bench_crowd import Task, run_crowd
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_a_crowd_is_through_sooner_when_it_shares(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

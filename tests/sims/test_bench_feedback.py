@@ -53,6 +53,7 @@ def by_name(curves: Sequence[Curve]) -> dict[tuple[str, str], tuple[float, ...]]
     return {(curve.codec.partition("(")[0], curve.feedback): curve.values for curve in curves}
 
 
+@pytest.mark.thorough
 def test_on_a_quadratic_feedback_converges_where_without_it_there_is_a_floor() -> None:
     curves = by_name(quadratic_curves(CODECS, rounds=200))
     assert curves["fp32", "none"][-1] < 1e-6

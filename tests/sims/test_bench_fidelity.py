@@ -119,6 +119,7 @@ def played(scenario: Scenario) -> Report:
     return simulate(prepare(scenario, 0, make_schedule(scenario, 0, Path())).plan)
 
 
+@pytest.mark.thorough
 def test_processes_that_share_processors_make_slower_rounds_and_come_up_one_after_another() -> None:
     scenario = msgspec.structs.replace(load_scenario(find_scenario("local-3")), duration_s=60.0, happenings=())
     costs = Costs(start_s=4.0, hand_s=0.02, message_s=0.002)
@@ -131,6 +132,7 @@ def test_processes_that_share_processors_make_slower_rounds_and_come_up_one_afte
     )
 
 
+@pytest.mark.thorough
 def test_what_steps_compute_slows_rounds_down_where_training_goes_on() -> None:
     scenario = msgspec.structs.replace(load_scenario(find_scenario("local-3")), duration_s=60.0, happenings=())
     goes_on = {**scenario.manifest, "swarm": {**scenario.manifest["swarm"], "delay_steps": "auto"}}

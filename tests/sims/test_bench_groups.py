@@ -16,6 +16,7 @@ def _few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_groups, "WINDOWS", 8)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_groups_that_meet_stay_together(capsys: pytest.CaptureFixture[str]) -> None:
     rows = run_groups(as_json=True, task=SMALL)

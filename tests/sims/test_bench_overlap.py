@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from tests.thorough import further
 
 from farflung.sims import bench_overlap
 from farflung.sims import wan as wans
@@ -146,7 +147,7 @@ def test_it_says_why_it_is_skipped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [methods_of(3)[0], *methods_of(3)[2:]], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [methods_of(3)[0], *further(*methods_of(3)[2:])], ids=lambda method: method.name)
 def test_real_peers_behind_emulated_links(method: Method) -> None:
     if (refused := wans.available()) is not None:
         pytest.skip(refused)

@@ -284,6 +284,7 @@ def test_a_run_is_kept_as_soon_as_it_is_there(tmp_path: Path, monkeypatch: pytes
     assert run_recovery("toy", names="copy") == whole
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_several_at_a_time_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes have the whole corpus, and so has this one here."""

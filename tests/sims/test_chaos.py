@@ -145,6 +145,7 @@ def test_who_lost_the_state_waits_for_the_holder_instead_of_voting_it_out() -> N
     assert report.rounds > heights[1] + 10
 
 
+@pytest.mark.thorough
 def test_one_holder_brings_a_majority_back_that_lost_the_state() -> None:
     kills = [Kill(at=60.0, peer=peer, reset=False) for peer in (1, 2, 3, 4)]
     starts = [Start(at=70.0, peer=peer) for peer in (1, 2, 3, 4)]

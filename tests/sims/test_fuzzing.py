@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.sims.test_broken import broken
 from tests.sims.test_broken_pipeline import broken as broken_pipeline
+from tests.thorough import further
 from typer.testing import CliRunner
 
 from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS
@@ -106,7 +107,7 @@ def test_a_broken_pipeline_is_found_made_small_and_replayed(monkeypatch: pytest.
 @pytest.mark.timeout(300)  # up to a hundred tries, of up to ten peers: 40 s on a quiet machine
 @pytest.mark.parametrize(
     ("name", "which", "needs"),
-    [("forgets_the_samples_of_the_dead", 6, (1,)), ("moves_for_a_round_that_failed", 2, (0, 1, 2))],
+    [("forgets_the_samples_of_the_dead", 6, (1,)), *further(("moves_for_a_round_that_failed", 2, (0, 1, 2)))],
 )
 def test_what_takes_misfortune_is_found_and_only_that_is_left(
     name: str, which: int, needs: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.thorough import further
 from torch import Tensor
 
 from farflung.compression.registry import parse_codec
@@ -27,7 +28,7 @@ DURATION_S = 60.0
 
 
 @pytest.mark.parametrize(
-    ("seed", "spec"), [(6, "sign(block=32)"), (7, "topk(chunk=64,k=2)")], ids=["standing", "training on"]
+    ("seed", "spec"), [(6, "sign(block=32)"), *further((7, "topk(chunk=64,k=2)"))], ids=["standing", "training on"]
 )
 def test_all_progress_was_told_or_is_in_the_local_parameters(
     seed: int, spec: str, monkeypatch: pytest.MonkeyPatch

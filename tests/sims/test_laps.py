@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from tests.thorough import further
 
 from farflung.node.trainer import Pace
 from farflung.protocol.lap import Laps
@@ -76,7 +77,7 @@ def test_training_goes_on_while_means_are_decoded() -> None:
     assert report.violations == [] and min(busy) > 0.95, busy
 
 
-@pytest.mark.parametrize(("step_s", "share"), [(7.5, 0.9), (10.0, 0.4), (30.0, 0.15)])
+@pytest.mark.parametrize(("step_s", "share"), [(10.0, 0.4), *further((7.5, 0.9), (30.0, 0.15))])
 def test_a_peer_with_steps_as_long_as_laps_comes_into_as_many_rounds_as_it_can(step_s: float, share: float) -> None:
     """Whenever one of its steps ends a commit is on its way in; were it to begin the next one then, it would never offer."""
     counted: list[bool] = []
@@ -96,7 +97,7 @@ def set_links(swarm: Swarm, link: LinkModel) -> None:
         swarm.hub.set_link(peer, link)
 
 
-@pytest.mark.parametrize("step_s", [(1.0, 1.0, 1.0), (1.0, 1.4, 2.5)])
+@pytest.mark.parametrize("step_s", [(1.0, 1.4, 2.5), *further(((1.0, 1.0, 1.0),))])
 def test_laps_follow_the_links_and_training_goes_on(step_s: tuple[float, ...]) -> None:
     busy: list[float] = []
     laps: list[int] = []

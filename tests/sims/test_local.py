@@ -15,6 +15,7 @@ from typing import Any, cast
 import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.thorough import further
 
 from farflung.node.identity import Identity
 from farflung.protocol.errors import ConfigError
@@ -352,7 +353,7 @@ def test_processes_that_hold_stages_are_played_and_drawn(text: str, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGKILL, *further(signal.SIGINT, signal.SIGTERM)])
 def test_processes_end_with_whoever_started_them(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:

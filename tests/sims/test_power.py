@@ -6,6 +6,7 @@ A machine that loses its power loses what its system had not written yet; a proc
 import json
 
 import pytest
+from tests.thorough import further
 
 from farflung.sims.blackout import blackout
 from farflung.sims.chaos import Wire, run_dark, toy_plan
@@ -42,7 +43,7 @@ def moments(peers: int) -> list[float]:
     raise AssertionError("no such round")
 
 
-@pytest.mark.parametrize("peers", [1, 2, 3])
+@pytest.mark.parametrize("peers", [1, 2, *further(3)])
 def test_the_swarm_goes_on_at_whatever_moment_all_lose_power(peers: int) -> None:
     for at in moments(peers):
         report = play(peers, at)
@@ -50,7 +51,7 @@ def test_the_swarm_goes_on_at_whatever_moment_all_lose_power(peers: int) -> None
         assert report.rounds >= 9, f"{at}: {report.rounds} rounds"  # of a lap of four steps each
 
 
-@pytest.mark.parametrize("seed", [2, 5, 11])
+@pytest.mark.parametrize("seed", [2, *further(5, 11)])
 def test_the_swarm_goes_on_after_other_misfortune(seed: int) -> None:
     """Owners of parts had died in rounds, which count without these parts then."""
     report = run_dark(seed)

@@ -183,6 +183,7 @@ def test_the_whole_command_and_its_second_time(
     assert "fewer bytes" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_runs_side_by_side_are_those_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes, of which each has the real corpus; so has this one."""

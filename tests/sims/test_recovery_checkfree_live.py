@@ -17,6 +17,7 @@ from tests.sims.pipeline_story import (
     until,
     until_done,
 )
+from tests.thorough import further
 from torch import Tensor
 
 from farflung.node import renewal
@@ -73,6 +74,7 @@ def test_checkfree_alone_takes_the_mean_of_the_neighbours_and_nothing_else(monke
     assert raised[0] == pytest.approx(1.1) and raised == sorted(raised, reverse=True) and raised[-1] < raised[0]
 
 
+@pytest.mark.thorough
 def test_checkfree_alone_copies_the_only_neighbour_of_an_end() -> None:
     swarm = simulate(by_checkfree(), Counting(), signers(5), partial(replace_one, stage=3))
     assert not swarm.broken and lives(swarm) == [(3, 1, 4)]
@@ -80,6 +82,7 @@ def test_checkfree_alone_copies_the_only_neighbour_of_an_end() -> None:
     assert made["rung"] == "interpolation" and len(made["holders"]) == 1 and made["misfit"] is None
 
 
+@pytest.mark.thorough
 def test_checkfree_alone_has_no_rule_for_neighbours_that_are_lost_together() -> None:
     swarm = simulate(by_checkfree(), Counting(), signers(6), replace_two)
     assert not swarm.broken and swarm.rounds()[0] == 4
@@ -131,7 +134,7 @@ def stage_of_holder(swarm: PipelineSwarm, holder: str) -> int | None:
     return swarm.disks[[short(key) for key in swarm.ids].index(holder)].stage
 
 
-@pytest.mark.parametrize(("lost", "twin"), [(1, 2), (2, 1), (4, 5), (5, 4)])
+@pytest.mark.parametrize(("lost", "twin"), [(1, 2), *further((2, 1), (4, 5), (5, 4))])
 def test_checkfree_plus_brings_ends_back_as_copies_of_their_twins(
     monkeypatch: pytest.MonkeyPatch, lost: int, twin: int
 ) -> None:
@@ -157,6 +160,7 @@ def test_checkfree_plus_brings_ends_back_as_copies_of_their_twins(
     assert sum(losses[-4:]) < sum(losses[:4])
 
 
+@pytest.mark.thorough
 def test_checkfree_plus_takes_the_mean_within_and_has_no_rule_for_twins_that_are_lost_together() -> None:
     within = simulate(with_twins(), Counting(), signers(7), lose_of_six(3), wanted={peer: peer for peer in range(6)})
     [made] = within.happened("stage.made")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.sims.pipeline_story import lives, members_of, until, until_done
+from tests.thorough import further
 
 from farflung.protocol.lives import GONE_AFTER, LOST_AFTER
 from farflung.sims.links import Disturbance
@@ -52,6 +53,7 @@ def test_a_process_that_has_ended_is_replaced_after_few_heartbeats() -> None:
     assert swarm.happened("stage.made")[0]["rung"] == "shadow"
 
 
+@pytest.mark.thorough
 def test_a_machine_that_falls_silent_is_waited_for() -> None:
     """Nobody can tell it from a cut link."""
     swarm = after_two_rounds(lambda swarm, victim: swarm.kill(victim, reset=False))
@@ -71,7 +73,7 @@ def flaky(swarm: PipelineSwarm, victim: int) -> None:
     swarm.hub.disturb(Disturbance(drop=0.95, delay_s=2.0, peers=(swarm.ids[victim],)))
 
 
-@pytest.mark.parametrize("happens", [pause, cut, flaky])
+@pytest.mark.parametrize("happens", [flaky, *further(pause, cut)])
 def test_a_peer_that_is_slow_or_behind_a_bad_link_is_not_taken_for_lost(
     happens: Callable[[PipelineSwarm, int], None],
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.sims.pipeline_story import begin, lives, lose_home, members_of, steps_done, until, until_done
+from tests.thorough import further
 from torch import Tensor
 
 from farflung.compression.digest import digest_of
@@ -101,7 +102,7 @@ def test_a_mean_is_of_what_neighbours_train_and_not_of_their_last_round(monkeypa
         assert torch.equal(one, local) and not torch.equal(local, outer)
 
 
-@pytest.mark.parametrize("speeds", [{}, {0: 0.2}])
+@pytest.mark.parametrize("speeds", [{}, *further({0: 0.2})])
 def test_embedding_and_head_come_back_to_the_bit(
     begun: list[Tensor], stepped: list[Tensor], speeds: dict[int, float]
 ) -> None:
@@ -128,6 +129,7 @@ def test_embedding_and_head_come_back_to_the_bit(
     assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
 
 
+@pytest.mark.thorough
 def test_a_link_that_breaks_once_is_no_reason_to_begin_with_new_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, failed = exact._asked, set[PeerId]()
 
@@ -143,6 +145,7 @@ def test_a_link_that_breaks_once_is_no_reason_to_begin_with_new_ends(monkeypatch
     assert not swarm.broken and len(failed) == 2 and made["ends"] == "copied"
 
 
+@pytest.mark.thorough
 def test_a_stage_0_that_is_lost_again_before_its_round_does_not_begin_with_what_the_last_one_did(
     begun: list[Tensor], stepped: list[Tensor]
 ) -> None:
@@ -170,6 +173,7 @@ def test_a_stage_0_that_is_lost_again_before_its_round_does_not_begin_with_what_
     assert any(torch.equal(second, one) for one in stepped[-2:])
 
 
+@pytest.mark.thorough
 def test_who_has_copies_and_does_not_answer_holds_nobody_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     read, silent = framing.read_header, False
 

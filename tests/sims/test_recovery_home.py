@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.sims.pipeline_story import begin, lives, lose_home, members_of, stage_of, until, until_done
+from tests.thorough import further
 
 from farflung.node.recipe import Recipe
 from farflung.protocol.accord import number_in
@@ -46,7 +47,7 @@ def handed_out(swarm: PipelineSwarm, life: int) -> set[int]:
 
 @pytest.mark.parametrize(
     ("shadows", "rung", "ends", "silent", "found_s"),
-    [(1.0, "shadow", "copied", False, ENDED_S), (0.0, "interpolation", "new initial weights", True, FOUND_S)],
+    [(1.0, "shadow", "copied", False, ENDED_S), *further((0.0, "interpolation", "new initial weights", True, FOUND_S))],
 )
 def test_a_newcomer_begins_stage_0_anew(shadows: float, rung: str, ends: str, silent: bool, found_s: float) -> None:
     async def story(swarm: PipelineSwarm) -> None:
@@ -93,6 +94,7 @@ def test_two_that_begin_stage_0_together_both_try_it() -> None:
     assert since[TRIAL_STEPS + 2]["settled"]
 
 
+@pytest.mark.thorough
 def test_layers_of_another_number_give_none() -> None:
     """Then all of stage 0 is new, and learns."""
 
@@ -107,6 +109,7 @@ def test_layers_of_another_number_give_none() -> None:
     assert (made["rung"], made["ends"]) == ("random", "new initial weights")
 
 
+@pytest.mark.thorough
 def test_all_data_nodes_of_six_by_two_are_lost_and_peers_move() -> None:
     """Nobody comes: a peer of another stage begins stage 0 anew, and all others keep their place."""
 
@@ -124,6 +127,7 @@ def test_all_data_nodes_of_six_by_two_are_lost_and_peers_move() -> None:
     assert len(swarm.happened("node.start", founder)) == 2 and stage_of(swarm, founder) == 0
 
 
+@pytest.mark.thorough
 def test_an_old_data_node_comes_back_late_and_is_a_newcomer() -> None:
     async def story(swarm: PipelineSwarm) -> None:
         await lose_home(swarm, 3, 3)
@@ -139,7 +143,7 @@ def test_an_old_data_node_comes_back_late_and_is_a_newcomer() -> None:
     assert set(swarm.happened("round.commit", 0)[-1]["contributors"]) == {swarm.ids[0].hex(), swarm.ids[3].hex()}
 
 
-@pytest.mark.parametrize(("silent", "found_s"), [(False, ENDED_S), (True, FOUND_S)])
+@pytest.mark.parametrize(("silent", "found_s"), [(True, FOUND_S), *further((False, ENDED_S))])
 def test_the_data_nodes_machine_comes_back_in_time_and_nothing_begins(silent: bool, found_s: float) -> None:
     async def story(swarm: PipelineSwarm) -> None:
         await lose_home(swarm, 3, 3, silent=silent)
@@ -196,6 +200,7 @@ def test_whoever_is_called_dies_and_the_next_number_is_called() -> None:
     assert lives(swarm) == [(0, 1, 3), (0, 2, 4)]
 
 
+@pytest.mark.thorough
 def test_who_was_called_and_was_killed_on_its_way_goes_when_it_is_back() -> None:
     """Nobody else may begin that life; and here too few stages are left to decide another."""
 
@@ -219,6 +224,7 @@ def test_who_was_called_and_was_killed_on_its_way_goes_when_it_is_back() -> None
     assert [event["stage"] for event in swarm.happened("stage.made", 1)] == [2]
 
 
+@pytest.mark.thorough
 def test_two_stages_are_lost_with_stage_0_after_one_another() -> None:
     """The new stage 0 begins another stage anew, as the old one would have."""
 
@@ -291,6 +297,7 @@ def test_stage_0_is_cut_off_with_a_member_of_each_stage_and_its_side_stops() -> 
     assert [life[:2] for life in lives(swarm)] == [(0, 1)]
 
 
+@pytest.mark.thorough
 def test_stage_0_is_cut_off_with_enough_stages_and_goes_on() -> None:
     """A quorum of stage 1 is on its side, and the last stage is begun anew there; the other side has machines for all stages, and begins nothing."""
     one, wanted = both_sides()

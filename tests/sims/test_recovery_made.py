@@ -146,6 +146,7 @@ def test_a_shadow_that_is_none_is_found_out_before_anybody_computes_with_it(
     assert made["rung"] == "fitted mean"
 
 
+@pytest.mark.thorough
 def test_a_link_that_breaks_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the holder of a copy, and of a neighbour; and what never comes makes room for the next offer, with the reason."""
     asked: list[int] = []

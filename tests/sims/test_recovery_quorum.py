@@ -188,6 +188,7 @@ def test_the_lost_member_comes_back_too_late_and_is_a_newcomer() -> None:
     assert set(swarm.happened("round.commit", first)[-1]["contributors"]) == {swarm.ids[1].hex(), swarm.ids[2].hex()}
 
 
+@pytest.mark.thorough
 def test_a_stage_of_three_loses_two() -> None:
     async def story(swarm: PipelineSwarm) -> None:
         first, second, _ = by_key(swarm, 1, 2, 3)
@@ -204,6 +205,7 @@ def test_a_stage_of_three_loses_two() -> None:
     assert swarm.rounds() == {0: 16, 1: 16}
 
 
+@pytest.mark.thorough
 def test_the_founder_of_the_next_life_dies_in_the_middle_of_it() -> None:
     """Of the two that were left the other one has the state on its disk, and is called before a newcomer that has nothing."""
     seen: dict[str, Any] = {}
@@ -232,6 +234,7 @@ def test_the_founder_of_the_next_life_dies_in_the_middle_of_it() -> None:
     assert seen["new digest"] == seen["digest"]
 
 
+@pytest.mark.thorough
 def test_the_founder_is_killed_on_its_way_and_started_again() -> None:
     """However long that takes, it takes up what its disk has of the old life, the rounds after its checkpoint too, and then begins the new one; with that,
     where nobody has a copy of what it trained after them."""
@@ -283,6 +286,7 @@ def test_the_smaller_side_of_a_partition_begins_nothing() -> None:
     assert seen == {"agree": [(1,), (1,)], "others": [(), (), ()]}
 
 
+@pytest.mark.thorough
 def test_an_old_life_on_the_smaller_side_ends_when_the_sides_meet() -> None:
     """The member that could go on alone is there, with a data node, and does. The other side has the quorum of stage 0, and begins the next life."""
     seen: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 from tests.sims.pipeline_story import lives, members_of, stage_of, steps_done, until, until_done
+from tests.thorough import further
 
 from farflung.node.renewal import Renewal
 from farflung.protocol.keys import short
@@ -59,7 +60,7 @@ def rungs(swarm: PipelineSwarm) -> dict[int, str]:
     [
         # the copy of stage 1 lies with the peer of stage 4, for only that and stage 3 are not beside it; that of stage 4 with another
         (1.0, {FIRST: "fitted mean", LAST: "shadow"}),
-        (0.0, {FIRST: "fitted mean", LAST: "interpolation"}),  # of both neighbours, and of the only one
+        *further((0.0, {FIRST: "fitted mean", LAST: "interpolation"})),  # of both neighbours, and of the only one
     ],
 )
 def test_the_first_and_the_last_stage_are_lost_together(shadows: float, made: dict[int, str]) -> None:
@@ -71,6 +72,7 @@ def test_the_first_and_the_last_stage_are_lost_together(shadows: float, made: di
     assert [len(swarm.happened("node.start", peer)) for peer in (0, 2, 3)] == [1, 1, 1]
 
 
+@pytest.mark.thorough
 def test_both_ends_come_back_from_copies_that_were_not_lost_with_them() -> None:
     """As where the person of each machine tells its region: the two ends stand in one."""
     one = recipe(stages=5, layers=5, total_steps=STEPS, pipeline={"shadows": 1.0})
@@ -80,7 +82,7 @@ def test_both_ends_come_back_from_copies_that_were_not_lost_with_them() -> None:
     assert rungs(swarm) == {FIRST: "shadow", LAST: "shadow"}
 
 
-@pytest.mark.parametrize(("shadows", "ends"), [(1.0, "copied"), (0.0, "new initial weights")])
+@pytest.mark.parametrize(("shadows", "ends"), [(1.0, "copied"), *further((0.0, "new initial weights"))])
 def test_stage_0_and_the_last_stage_are_lost_together(shadows: float, ends: str) -> None:
     """The three stages that are left are enough: they begin stage 0 anew, and that the other one."""
     one = recipe(stages=5, layers=5, total_steps=STEPS, pipeline={"shadows": shadows})
@@ -94,6 +96,7 @@ def test_stage_0_and_the_last_stage_are_lost_together(shadows: float, ends: str)
     assert all(map(math.isfinite, losses)) and sum(losses[-4:]) < sum(losses[8:12])
 
 
+@pytest.mark.thorough
 def test_stage_0_waits_for_no_stage_that_only_its_own_chain_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has a copy of it, and somebody one of the stage beside it, which was lost too."""
     shadows = Renewal._shadows
@@ -111,6 +114,7 @@ REGION = (3, 4, 5, 10)
 STAGES = {**dict.fromkeys(range(4), 0), 4: 1, 5: 1, **dict.fromkeys(range(6, 11), 2), **dict.fromkeys(range(11, 16), 3)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shadows", [1.0, 0.0])
 def test_a_quarter_of_the_swarm_is_lost_with_its_region(shadows: float) -> None:
     """Three stages are hit, and one has nobody left. No machine comes: one of a rich stage begins the lost one anew, another moves to be its second

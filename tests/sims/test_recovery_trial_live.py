@@ -55,6 +55,7 @@ def test_a_copy_passes_and_every_step_counts() -> None:
     assert all(event["settled"] for peer in (1, 3, 5) for event in after(swarm, peer))
 
 
+@pytest.mark.thorough
 def test_a_stage_that_breaks_the_loss_learns_while_the_others_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was made of something that nobody could try before."""
     begins = StageLearner.begin_with

@@ -49,6 +49,7 @@ def test_a_region_is_lost_and_its_stages_come_back_from_shadows_elsewhere() -> N
     assert swarm.rounds()[0] == 4 and swarm.losses()[-1] < 0.6 * swarm.losses()[0]
 
 
+@pytest.mark.thorough
 def test_where_nobody_tells_a_region_two_stages_may_hold_each_others_shadows() -> None:
     swarm = lose_it_where({})
     assert "shadow" not in {event["rung"] for event in swarm.happened("stage.made")}

@@ -285,6 +285,7 @@ for_s = 20.0
 """
 
 
+@pytest.mark.thorough
 def test_a_small_failure_has_the_founder_of_the_long_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where nothing is decided any more, a swarm that was never founded looks the same; but who founds it is written in its manifest, which replays make anew."""
 

@@ -78,6 +78,7 @@ HOME_DEATHS = [Death(rank=0, before=Op(Kind.LOSS, 1, 0)), Death(rank=0, before=O
 """With some of its visits summed up at all others."""
 
 
+@pytest.mark.thorough
 def test_one_of_two_data_nodes_is_killed(tmp_path: Path) -> None:
     """Before it has told anybody that its step is over: all of the other one's work counts, and nothing else."""
     peers = tuple(key_of(rank) for rank in range(5))

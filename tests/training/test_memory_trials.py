@@ -41,6 +41,7 @@ def make(config: ModelConfig, microbatch: int | None = None, save: MemoryOptions
     return Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, runtime=runtime)
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(st.integers(1, 200), st.integers(0, 200))
 def test_trials_find_the_largest(batch: int, fits: int) -> None:
