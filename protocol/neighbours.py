@@ -61,11 +61,11 @@ class Neighbours:
         self.shown.discard(peer)
         self.own_words.discard(peer)
 
-    def some(self, number: int) -> set[PeerId]:
-        """Up to so many, others each time."""
+    def some(self, number: int) -> list[PeerId]:
+        """Up to so many, others each time, in the order of their turns: those whom messages go to, and messages have an order."""
         turns = range(self._asked, self._asked + number)
         self._asked += number
-        return {peer for turn in turns if (peer := self.choose(turn)) is not None}
+        return list(dict.fromkeys(peer for turn in turns if (peer := self.choose(turn)) is not None))
 
     def choose(self, turn: int) -> PeerId | None:
         """Somebody to meet: groups take turns, however many of each we know, and the peers of each do; groups that only their own peers speak of together have
