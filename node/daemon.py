@@ -294,6 +294,7 @@ class NodeDaemon:
             met=peer.found,
             refused=peer.refused,
             heard=inside.heard,
+            announced=lambda: announcer.seq,
         )
         await announcer.claim_name()
         self._invite(inside)

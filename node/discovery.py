@@ -16,8 +16,8 @@ from farflung.node.dht import key_digest
 from farflung.node.durable import write_atomically
 from farflung.node.network import Network, PeerId
 from farflung.node.peerbook import PeerBook
-from farflung.protocol.errors import NetworkError, Refused, RemoteError, WrongVersion
-from farflung.protocol.keys import Signer
+from farflung.protocol.errors import ConfigError, NetworkError, Refused, RemoteError, WrongVersion
+from farflung.protocol.keys import Signer, short
 from farflung.protocol.limits import MAX_CLAIM_LIFE_S, MAX_RECORD_LIFE_S
 from farflung.protocol.manifest import Manifest, SignedManifest
 from farflung.protocol.naming import NameClaim, check_free
@@ -156,7 +156,8 @@ class Announcer:
         self._signed = signed
         self._claim_file = claim_file
         self._describe = describe
-        self._seq = first_seq(network.unix_time())
+        self.seq = first_seq(network.unix_time())
+        """Of our newest record."""
 
     async def run(self) -> None:
         """Announce until cancelled."""
@@ -184,12 +185,10 @@ class Announcer:
         check_free(self._manifest.name, [found.claim for found in claims], self._signer.peer_id, self._signed.swarm)
 
     async def _announce(self) -> None:
-        self._seq += 1
+        self.seq += 1
         now = self._network.unix_time()
         record = self._describe()
-        await self._try(
-            place_peer(self._signer, self._signed.swarm, record, seq=self._seq, now=now, life_s=PEER_LIFE_S)
-        )
+        await self._try(place_peer(self._signer, self._signed.swarm, record, seq=self.seq, now=now, life_s=PEER_LIFE_S))
 
     async def _keep_alive(self) -> bool:
         """Put manifest and claim again; whether both were taken."""
@@ -202,8 +201,8 @@ class Announcer:
         now = self._network.unix_time()
         name, swarm = self._manifest.name, self._signed.swarm
         if self._signer.peer_id == self._manifest.founder:
-            self._seq += 1
-            placed = place_claim(self._signer, name, swarm, seq=self._seq, now=now, life_s=MAX_CLAIM_LIFE_S)
+            self.seq += 1
+            placed = place_claim(self._signer, name, swarm, seq=self.seq, now=now, life_s=MAX_CLAIM_LIFE_S)
             write_atomically(self._claim_file, placed.value)
             return placed
         subkey = self._manifest.founder.hex()
@@ -243,8 +242,10 @@ class Finder:
         met: Callable[[Found], None],
         refused: Callable[[RemoteError], None],
         heard: Callable[[], Iterable[tuple[PeerId, Iterable[str], float]]],
+        announced: Callable[[], int] | None = None,
     ) -> None:
-        """`heard` lists who is known from heartbeats: key, addresses, when last heard (unix seconds)."""
+        """`heard` lists who is known from heartbeats: key, addresses, when last heard (unix seconds); `announced` gives the `seq` of our own newest
+        record, once there is one."""
         self._network = network
         self._swarm = swarm
         self._book = book
@@ -252,11 +253,14 @@ class Finder:
         self._met = met
         self._refused = refused
         self._heard = heard
+        self._announced = announced
+        self._others_seq = 0
+        """Of the newest record in our name that was not ours."""
         self._apart: set[PeerId] = set()
         """Those of the last look with whom we have no protocol version in common."""
 
     async def run(self) -> None:
-        """Look and save until cancelled."""
+        """Look and save until cancelled. Raises ConfigError when somebody else has our key."""
         looks = iter(FIRST_LOOKS_S)
         while True:
             await self.look()
@@ -264,7 +268,8 @@ class Finder:
             await asyncio.sleep(next(looks, LOOK_S))
 
     async def look(self) -> None:
-        """One look-up; a DHT that does not answer is no error. Who speaks no version of ours is told of once, and left alone."""
+        """One look-up; a DHT that does not answer is no error. Who speaks no version of ours is told of once, and left alone. Raises ConfigError when somebody
+        else has our key."""
         try:
             records = await self._network.get_records(peers_key(self._swarm))
         except NetworkError as error:
@@ -279,7 +284,10 @@ class Finder:
             except RemoteError as error:
                 self._refused(error)
                 continue
-            if found.peer == self._network.peer_id or not self._admits(found.peer, found.record.admission_token):
+            if found.peer == self._network.peer_id:
+                self._look_at_ourselves(found.seq)
+                continue
+            if not self._admits(found.peer, found.record.admission_token):
                 continue
             try:
                 negotiate(found.record.protocol_versions, peer=found.peer)
@@ -292,6 +300,18 @@ class Finder:
             self._book.note(found.peer, found.record.addresses, 0.0)
             peers[found.peer] = found.record.group if found.record.state_digest else None
         self._met(peers)
+
+    def _look_at_ourselves(self, seq: int) -> None:
+        """Of two nodes with one key the one that has started first finds the other's records, which are newer than its own. One of them alone may be of an
+        earlier run, if the clock went back since; then there is no second one."""
+        if self._announced is None or seq <= max(self._announced(), self._others_seq):
+            return
+        if self._others_seq:
+            raise ConfigError(
+                f"another node runs with this machine's key ({short(self._network.peer_id)}), and two with one key would vote twice: end one of "
+                "them, and start it with another --home, or without the copy of `identity.pem`"
+            )
+        self._others_seq = seq
 
     def save(self) -> None:
         """Write down whom we hear, so that the next start finds somebody."""

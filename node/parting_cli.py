@@ -47,6 +47,8 @@ def forget(
             "else has is lost, and a swarm by invitation has to invite this machine again.",
             err=True,
         )
+        if (warning := forgetting.warning(swarm)) is not None:
+            typer.echo(warning, err=True)
         typer.confirm("Forget it?", abort=True, err=True)
     forgetting.forget(swarm)
     if as_json:

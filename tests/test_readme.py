@@ -41,6 +41,7 @@ SWARM = [
     "farflung export my-swarm model",
     "farflung eval my-swarm",
     "farflung sample my-swarm --prompt 'def '",
+    "farflung forget my-swarm --yes",
 ]
 """One after another, with the node that the third starts."""
 
@@ -180,7 +181,7 @@ def until_said(process: subprocess.Popen[bytes], output: Path, words: str) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_swarm_of_ones_own(tmp_path: Path) -> None:
-    create, doctor, join, *asked, invited, second, leave, export, evaluate, sample = SWARM
+    create, doctor, join, *asked, invited, second, leave, export, evaluate, sample, forget = SWARM
     made = run(tmp_path, create)
     assert made.returncode == 0, made.stderr
     (invitation,) = re.findall(r"farflung1[a-z2-7]{64,}", made.stdout)
@@ -208,3 +209,6 @@ def test_a_swarm_of_ones_own(tmp_path: Path) -> None:
     assert judged.returncode == 0 and "perplexity" in judged.stdout, judged.stderr
     written = run(tmp_path, sample)
     assert written.returncode == 0 and len(written.stdout) > len("def \n"), written.stderr
+    forgotten = run(tmp_path, forget)
+    assert forgotten.returncode == 0 and forgotten.stdout.startswith("forgotten: my-swarm"), forgotten.stderr
+    assert "knows no swarm yet" in run(tmp_path, evaluate).stderr

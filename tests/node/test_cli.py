@@ -124,6 +124,7 @@ def running_node(home: Path) -> Iterator[None]:
         "ledger",
         "invite",
         "leave",
+        "forget",
         "export",
         "eval",
         "sample",

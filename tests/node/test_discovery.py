@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -21,8 +21,17 @@ from farflung.node.discovery import (
 )
 from farflung.node.network import Network, PeerId
 from farflung.node.peerbook import PeerBook
-from farflung.protocol.errors import BadSignature, Malformed, NameContested, Refused, RemoteError, Stale, WrongVersion
-from farflung.protocol.keys import Ed25519Signer, domain
+from farflung.protocol.errors import (
+    BadSignature,
+    ConfigError,
+    Malformed,
+    NameContested,
+    Refused,
+    RemoteError,
+    Stale,
+    WrongVersion,
+)
+from farflung.protocol.keys import Ed25519Signer, domain, short
 from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
 from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, ModelSpec
 from farflung.protocol.peer_record import PeerRecord
@@ -149,6 +158,46 @@ def test_peers_are_found_verified_and_written_down(tmp_path: Path) -> None:
     assert met == [SIGNERS[0].peer_id] and len(refused) == 1
     known = PeerBook(tmp_path / "peers.json").peers()
     assert list(known) == [SIGNERS[1].peer_id, SIGNERS[0].peer_id]  # heard first; ourselves never
+
+
+def test_a_second_node_with_our_key_ends_the_first_and_a_clock_that_went_back_does_not(tmp_path: Path) -> None:
+    swarm = founded(SIGNERS[0])[1].swarm
+
+    async def body(networks: list[Network]) -> None:
+        async def announce(seq: int) -> None:
+            now = networks[2].unix_time()
+            placed = place_peer(
+                SIGNERS[2], swarm, PeerRecord(addresses=(ADDRESS,), stages=(0, 1)), seq=seq, now=now, life_s=600.0
+            )
+            assert await networks[1].put_record(placed.key, placed.subkey, placed.value, placed.expires_at)
+            await asyncio.sleep(1.0)
+
+        tell: dict[str, Any] = {"met": lambda found: None, "refused": lambda error: None, "heard": lambda: ()}
+        ours = 100
+        finder = Finder(
+            networks[2],
+            swarm,
+            PeerBook(tmp_path / "peers.json"),
+            admits=lambda *_: True,
+            announced=lambda: ours,
+            **tell,
+        )
+        for ours in (100, 101, 102):
+            await announce(ours)
+            await finder.look()
+        await announce(500)
+        for _ in range(3):
+            await finder.look()  # of an earlier run, for all we know
+        ours = 103
+        await announce(ours)
+        await finder.look()
+        await announce(501)
+        with pytest.raises(
+            ConfigError, match=rf"another node runs with this machine's key \({short(SIGNERS[2].peer_id)}\).*--home"
+        ):
+            await finder.look()
+
+    in_network(body)
 
 
 def test_who_speaks_no_version_of_ours_is_not_dialled_and_told_of_once(tmp_path: Path) -> None:
