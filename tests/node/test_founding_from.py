@@ -133,6 +133,7 @@ def test_a_folder_that_cannot_be_used_founds_nothing(tmp_path: Path, given: Path
     assert resolve_paths(tmp_path / "a", {}).swarms() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_two_real_nodes_train_on_from_it(tmp_path: Path, given: Path) -> None:

@@ -92,6 +92,7 @@ def test_who_was_told_which_stage_to_take_stays_there() -> None:
         assert alarms in ([{"1": 1}], [{"1": 1}, {}])  # it is over when the run is, for whoever looks then
 
 
+@pytest.mark.thorough
 def test_a_stage_of_slow_peers_gets_one_more_by_what_steps_cost() -> None:
     """Two peers of a stage are three times as slow as the four of the other."""
 

@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import pytest
-from tests.thorough import further
 
 from farflung.sims import bench_unequal
 from farflung.sims import wan as wans
@@ -114,8 +113,9 @@ def test_it_says_why_it_is_skipped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "skipped: no namespaces here" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("equal_steps", [False, *further(True)])
+@pytest.mark.parametrize("equal_steps", [False, True])
 def test_real_peers_on_unequal_machines(equal_steps: bool) -> None:
     if (refused := wans.available()) is not None:
         pytest.skip(refused)

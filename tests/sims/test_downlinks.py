@@ -73,6 +73,7 @@ def test_a_peer_that_sends_much_and_is_sent_little_gets_a_larger_part() -> None:
     assert strong > 0.5 and max(others) < 0.2, (others, strong)
 
 
+@pytest.mark.thorough
 def test_a_newcomer_whose_link_is_twice_what_the_rounds_need_joins() -> None:
     """Its download takes far longer than means are kept, and no byte of the state comes twice."""
     numel, joins_at, narrow = 12_000, 40.0, LinkModel(down_bytes_per_s=1000.0)

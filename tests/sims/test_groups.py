@@ -44,6 +44,7 @@ def test_a_swarm_of_twelve_is_several_groups_of_four_that_meet() -> None:
     assert len(told(report, "group.met")) > 50
 
 
+@pytest.mark.thorough
 def test_all_of_a_crowd_become_members_in_many_groups_at_a_time() -> None:
     """When all who waited went on with one half, that had divided sixteen times when there were nineteen members, and nobody came in any more."""
     starts = [Start(at=0.5 * peer if peer < 3 else 8.0 + 0.1 * peer, peer=peer) for peer in range(30)]
@@ -53,6 +54,7 @@ def test_all_of_a_crowd_become_members_in_many_groups_at_a_time() -> None:
     assert max(len(event["view"]) for event in views) == 3
 
 
+@pytest.mark.thorough
 def test_all_fragments_meet() -> None:
     """Every fourth round of each does: if it were every fourth round, it would be those of one fragment, or of two."""
     report = run(quiet(8, duration_s=400.0), fragments=2)
@@ -135,6 +137,7 @@ def test_a_member_whose_fellows_come_back_in_time_has_waited_for_them() -> None:
     assert not [line for line in report.events if "without a quorum for too long" in line]
 
 
+@pytest.mark.thorough
 def test_where_a_network_fails_for_everybody_nobody_gives_up_what_it_has() -> None:
     """Each hears nobody for longer than a member waits for its group. Other groups are known by name, and of none is heard that it goes on."""
     failed, mended = 90.0, 230.0

@@ -323,6 +323,7 @@ def test_three_processes_train_one_is_killed_and_all_of_it_is_told(text: str, tm
     assert steps and min(steps) >= 0.999, "64 tokens at 64 tokens a second"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_processes_that_hold_stages_are_played_and_drawn(text: str, tmp_path: Path) -> None:

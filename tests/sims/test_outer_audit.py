@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.thorough import further
 
 from farflung.compression.registry import parse_codec
 from farflung.protocol.effects import Reduce
@@ -25,7 +26,7 @@ def plan(codec: str, feedback: FeedbackSpec | None = None, last: str = "") -> Pl
     return toy_plan(5, Schedule(num_peers=3, duration_s=60.0, faults=starts), wire, calm_s=0.0)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "int8(block=32)", "bf16+zstd"])
+@pytest.mark.parametrize("codec", ["fp32", "int8(block=32)", *further("bf16", "fp16", "bf16+zstd")])
 def test_a_contribution_that_counts_twice_is_seen_whatever_fine_codec_carries_it(
     codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def test_rounds_are_timed_where_they_are_counted_and_contributions_where_they_ar
     assert (report.contributed, report.missed, report.sent_bytes) == (6, 1, 30), "of all stages, to be compared"
 
 
+@pytest.mark.thorough
 def test_a_scenario_may_leave_routes_to_whoever_sends(text: str, tmp_path: Path) -> None:
     """One of two that stage 1 has is killed; and the same seed is the same log."""
     text = text.replace("count = 2", "count = 2\nstage = 1", 1)
@@ -316,6 +317,7 @@ def test_peers_are_told_their_stage(name: str, free: int) -> None:
         structs.replace(scenario, peers=wrong, manifest={})
 
 
+@pytest.mark.thorough
 @pytest.mark.slow  # half a minute
 @pytest.mark.timeout(300)
 def test_the_one_free_peer_takes_over_a_lost_stage(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ async def replace_home(swarm: PipelineSwarm) -> None:
     await until_done(swarm, 1, 2, 3, 4)
 
 
+@pytest.mark.thorough
 def test_a_mean_is_of_what_neighbours_train_and_not_of_their_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
     means: list[tuple[Tensor, Tensor]] = []
     held: dict[int, tuple[Tensor, Tensor]] = {}
@@ -197,6 +198,7 @@ def test_who_has_copies_and_does_not_answer_holds_nobody_up_for_long(monkeypatch
     assert unmade["rung"] == "embedding and head" and "could not be asked" in unmade["reason"]
 
 
+@pytest.mark.thorough
 def test_a_copy_of_a_step_that_nobody_has_made_does_not_count(begun: list[Tensor]) -> None:
     async def story(swarm: PipelineSwarm) -> None:
         await begin(swarm, 4)

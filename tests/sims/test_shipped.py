@@ -32,10 +32,10 @@ BEGINNINGS = {
 ELSEWHERE = {"attacker": "test_attacks", "nat": "test_nat"}
 """Whose beginnings other tests look at."""
 
-WHOLE = ("local-3", "trace")
+WHOLE = ("local-3",)
 """Run to their end; `straggler` is by the README's test, `stage-lost-6x1` by `test_pipeline_scenario`."""
 
-WHOLE_LATER = ("home-8gb", "spot", "straggler", "thin-uplink")
+WHOLE_LATER = ("home-8gb", "spot", "straggler", "thin-uplink", "trace")
 """That take minutes."""
 
 
@@ -69,6 +69,7 @@ def test_the_whole_is_as_its_file_expects(name: str) -> None:
     assert result["passed"], (result["violations"], result["expected"])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_of_a_smaller_crowd_all_are_members_soon_and_rounds_go_on() -> None:

@@ -98,6 +98,7 @@ def test_a_step_that_is_never_finished_is_no_training_and_no_contribution_is_no_
     }
 
 
+@pytest.mark.thorough
 def test_what_only_the_logs_show_is_a_violation_too(
     real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.thorough import further
 from tests.training.allocations import peak_bytes
 from torch import nn
 
@@ -168,8 +169,8 @@ def test_a_trial_leaves_room_for_the_step(config: ModelConfig, batch: Any, monke
     assert largest_that_fits([4], lambda size: replica._trial(tokens[:size])) == 4
 
 
-@pytest.mark.parametrize(("microbatch", "autocast"), [(1, None), (1, torch.bfloat16), (4, None)])
-@pytest.mark.parametrize("options", ["none", "checkpoint", "offload", "checkpoint,offload", "8bit"])
+@pytest.mark.parametrize(("microbatch", "autocast"), [(1, None), (1, torch.bfloat16), *further((4, None))])
+@pytest.mark.parametrize("options", ["none", "checkpoint,offload", "8bit", *further("checkpoint", "offload")])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "torch.optim.Adagrad"])
 def test_a_trial_takes_what_is_forecast(
     optimizer: str, options: str, microbatch: int, autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
