@@ -5,16 +5,17 @@ digest that most of the stage's peers announce. The held-out samples go through 
 network carries the model once. How often that may be is the applier's business: a share of the time, and once at the end of the run.
 
 All stages should be at the version of our own: rounds of the stages fall into one pause of the pipeline, so they are for most of the time. One that
-has missed a round is taken as it is. When they go on while we download, nothing is evaluated this time.
+has missed a round is taken as it is, and so are those that go on while we download (`borrow_moving`).
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
 
-from farflung.node.borrowing import borrow
+from farflung.node.borrowing import Holders, borrow_moving
 from farflung.node.door import Doors
 from farflung.node.network import Network
 from farflung.node.paths import SwarmPaths
@@ -95,20 +96,19 @@ class WholeModel:
         return loss
 
     async def _borrow(self, recipe: StageRecipe, version: int) -> Tensor | None:
-        """The outer parameters of another stage at a version, or what it has if it is behind for longer."""
+        """The outer parameters of another stage at a version or later ones, or what it has if it is behind for longer."""
         loop = asyncio.get_running_loop()
         until = loop.time() + WAIT_S
-        while (held := self._roll.holders(recipe.stage, loop.time())) is None or held[0] < version:
+        while (held := self._holders(recipe.stage)) is None or held[0] < version:
             if loop.time() >= until:
                 break
             await asyncio.sleep(LOOK_S)
-        if held is None or held[0] > version:
-            return None
-        _, digest, holders = held
-        numel = recipe.own.num_parameters
-        side, refused = self._doors.side, self._refused
-        outer = await borrow(self._network, holders, digest, numel, side=side, refused=refused)
+        look = partial(self._holders, recipe.stage)
+        outer = await borrow_moving(self._network, look, recipe.own.num_parameters, refused=self._refused)
         return None if outer is None else outer.params
+
+    def _holders(self, stage: int) -> Holders | None:
+        return self._roll.holders(stage, asyncio.get_running_loop().time())
 
 
 def save_model(swarm: SwarmPaths, version: int, stages: Mapping[int, Tensor]) -> None:
