@@ -149,7 +149,7 @@ class Judge:
     def on_event(self, index: int, event: Event) -> None:
         if self.swarm.ids[index] in self.swarm.attackers:  # it may say anything
             if event["event"] == "round.commit":
-                self._steps.attacker_came_to(self.swarm.learners[index].outer.params, index)
+                self._steps.came_to(self.swarm.learners[index].outer.params, index)
             return
         match event["event"]:
             case "node.start":
@@ -210,6 +210,8 @@ class Judge:
         self._look_at_history(index)
         self._check_debts(group, index, int(event["round"]))
         outer = self.swarm.learners[index].outer
+        if len(self.groups) > 1:
+            self._steps.came_to(outer.params, index)
         self._steps.check(self.swarm, group.at(int(event["round"])), outer, version, int(event["round"]))
 
     def _check_debts(self, group: Chronicle, index: int, height: int) -> None:

@@ -49,7 +49,7 @@ class Steps:
         """By peer, samples of those that are not remembered any more."""
         self._met: OrderedDict[tuple[bytes, int], Tensor] = OrderedDict()
         """By plan and start of the part, what meetings have added to means."""
-        self._attackers: defaultdict[int, deque[Tensor]] = defaultdict(lambda: deque(maxlen=KEPT_STATES))
+        self._came_to: defaultdict[int, deque[Tensor]] = defaultdict(lambda: deque(maxlen=KEPT_STATES))
         """By peer, the outer parameters of its last rounds."""
 
     def contributes(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
@@ -63,9 +63,9 @@ class Steps:
         if len(dropped) > KEPT_SAMPLES:
             dropped.popitem(last=False)
 
-    def attacker_came_to(self, params: Tensor, index: int) -> None:
-        """Nobody judges how; but others may meet it, and a group may be of attackers only."""
-        self._attackers[index].append(params.clone())
+    def came_to(self, params: Tensor, index: int) -> None:
+        """Others may meet a peer at any state that it comes to: an attacker's, of which nobody judges how, and one that its group has long left behind."""
+        self._came_to[index].append(params.clone())
 
     def meets(
         self,
@@ -83,8 +83,8 @@ class Steps:
         others = [group for group in groups if group is not own]
         theirs = [
             *(state for group in [*others, own] for state in group.recently()),  # whom it met may have come to us since
-            *(state for states in self._attackers.values() for state in states),
-            *(swarm.learners[peer].outer.params for peer in sorted(swarm.peers) if peer != index),  # or be far behind
+            *(swarm.learners[peer].outer.params for peer in sorted(swarm.peers) if peer != index),
+            *(state for states in self._came_to.values() for state in states),
         ]
         for mine in [swarm.learners[index].outer.params, *own.recently()]:
             for other in theirs:
