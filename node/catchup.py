@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Iterable, Sequence
 
 from farflung.compression.digest import digest_of
+from farflung.node.disk import KEPT_ROUNDS
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
 from farflung.node.learner import Learner
-from farflung.node.means import KEPT_ROUNDS
 from farflung.node.network import PeerId
 from farflung.node.statesync import Download, Sources, StateSync, wrong_digest
 from farflung.node.storage import Storage

@@ -6,6 +6,8 @@ a peer can change, as one line on stderr (also typer's own code for wrong usage)
 """
 
 import asyncio
+import io
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +26,9 @@ class ErrorsAsLines(TyperGroup):
     """A command group that prints errors that are no bugs as one line and exits with 2. Others keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):  # what a terminal of another encoding cannot show is no reason to fail
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         try:
             return super().invoke(ctx)
         except (FarflungError, TrainingError, OSError) as error:
@@ -381,7 +386,7 @@ def doctor(
         for line in examination.report(findings):
             typer.echo(line)
     if findings["lacks"]:
-        raise typer.Exit(1)
+        raise typer.Exit(2)
 
 
 @app.command()

@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ from farflung.node.events import Event, EventLog, Follower
 from farflung.node.heap import keep_freed_memory
 from farflung.node.identity import Identity
 from farflung.node.inside import NodeInside, getting_ready
-from farflung.node.listening import tls_port, until_free
+from farflung.node.listening import free_ports, tls_port, until_free
 from farflung.node.live import show, show_json
 from farflung.node.lookup import look_up_manifest, look_up_name
 from farflung.node.machine import choose_runtime
@@ -47,7 +47,7 @@ from farflung.node.peer_making import PeerMaking
 from farflung.node.peerbook import PeerBook
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.rehearsal import Rehearsal
-from farflung.node.runner import freeze_imports, more_files, run_loop
+from farflung.node.runner import freeze_imports, more_files, on_purpose, run_loop
 from farflung.node.serving import Left
 from farflung.node.signer import IdentitySigner
 from farflung.node.status import NodeStatus
@@ -59,6 +59,7 @@ from farflung.node.swarmfiles import (
     load_port,
     load_secret,
     save_manifest,
+    save_port,
 )
 from farflung.node.wanted import Wanted, local_swarm
 from farflung.protocol.admission import admission_token
@@ -168,6 +169,8 @@ class NodeDaemon:
             signed = await self._find_manifest(engine, swarm)
             recipe = read_recipe(open_manifest(signed.encode(), swarm=signed.swarm, peer=None))
             self.say(f"swarm {swarm.name} ({swarm.hash_hex[:12]}): {recipe.about}")
+            if port and self._options.port is None:
+                save_port(swarm, port)
             await self._live(engine, swarm, signed, recipe)
 
     # ---- which swarm -------------------------------------------------------------------------------------------
@@ -210,7 +213,12 @@ class NodeDaemon:
         doors = Doors.threads()
         if self._rehearsal is not None:
             doors = self._rehearsal.doors(doors)
-        with contextlib.closing(doors), contextlib.closing(self._log(engine, swarm)) as log, ExitStack() as serving:
+        with (
+            contextlib.closing(doors),
+            contextlib.closing(self._log(engine, swarm)) as log,
+            _last_words(log),
+            ExitStack() as serving,
+        ):
             serving.callback(engine.stop_serving)  # before the doors are closed, through which it works
             prepared = await doors.side.run(kernels.prepare, self._paths.cache / "kernels")
             log.emit("kernels", native=prepared.native, reason=prepared.reason)
@@ -294,7 +302,6 @@ class NodeDaemon:
             met=peer.found,
             refused=peer.refused,
             heard=inside.heard,
-            announced=lambda: announcer.seq,
         )
         await announcer.claim_name()
         self._invite(inside)
@@ -339,7 +346,8 @@ class NodeDaemon:
     # ---- small things ------------------------------------------------------------------------------------------
 
     async def _free_port(self) -> int:
-        """Where to listen: as told, else where the invitation made at the founding says, else 0, anywhere. Raises ConfigError when taken."""
+        """Where to listen: as told, else where we listened before, else on a port that is free. Others know our address, and after a power cut nobody may be
+        there to tell them another. Raises ConfigError when it is taken, and somebody counts on it."""
         swarm, told = self._wanted.swarm, self._options.port
         kept = 0 if swarm is None else load_port(swarm)
         port = kept if told is None else told
@@ -347,11 +355,20 @@ class NodeDaemon:
             taken = f"port {port} or the one above it, for TLS, is taken by another program"
             if told is not None:
                 raise ConfigError(f"{taken}: give another one with --port, or 0 for any")
-            raise ConfigError(
-                f"{taken}, and the invitation of {self._options.swarm} names it: end that program, or give another port with "
-                "`--port` (0: any) and hand out the invitation that is printed then"
-            )
-        return port
+            if swarm is not None and self._has_founded(swarm):
+                raise ConfigError(
+                    f"{taken}, and the invitation of {self._options.swarm} names it: end that program, or give another port with "
+                    "`--port` (0: any) and hand out the invitation that is printed then"
+                )
+            self.say(f"{taken}; listening on another one")
+            port = 0
+        if port or told is not None:
+            return port
+        return next(iter(free_ports(1, local=self._is_local)), 0)
+
+    def _has_founded(self, swarm: SwarmPaths) -> bool:
+        manifest = load_manifest(swarm)
+        return manifest is not None and manifest.founder == self._identity.public_key
 
     def _engine_config(self, port: int) -> EngineConfig:
         options = self._options
@@ -433,6 +450,17 @@ async def _until_signalled(node: NodeDaemon) -> int:
         for kind in kinds:
             loop.remove_signal_handler(kind)
     return 0
+
+
+@contextlib.contextmanager
+def _last_words(log: EventLog) -> Iterator[None]:
+    """What a node fails of is in its log."""
+    try:
+        yield
+    except BaseException as error:
+        if (said := on_purpose(error)) is not None:
+            log.emit("node.failed", reason=str(said))
+        raise
 
 
 async def _until_stopped(events: Follower) -> AsyncIterator[Event]:

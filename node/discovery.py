@@ -156,14 +156,16 @@ class Announcer:
         self._signed = signed
         self._claim_file = claim_file
         self._describe = describe
-        self.seq = first_seq(network.unix_time())
-        """Of our newest record."""
+        self._seq = first_seq(network.unix_time())
+        self._others_seq = 0
+        """Of the newest record in our name that was not ours."""
 
     async def run(self) -> None:
-        """Announce until cancelled."""
+        """Announce until cancelled. Raises ConfigError when another node has our key."""
         loop = asyncio.get_running_loop()
         keep_alive_at = loop.time()
         while True:
+            await self._look_for_a_second()
             await self._announce()
             if loop.time() >= keep_alive_at:
                 done = await self._keep_alive()
@@ -185,10 +187,32 @@ class Announcer:
         check_free(self._manifest.name, [found.claim for found in claims], self._signer.peer_id, self._signed.swarm)
 
     async def _announce(self) -> None:
-        self.seq += 1
+        self._seq += 1
         now = self._network.unix_time()
         record = self._describe()
-        await self._try(place_peer(self._signer, self._signed.swarm, record, seq=self.seq, now=now, life_s=PEER_LIFE_S))
+        await self._try(
+            place_peer(self._signer, self._signed.swarm, record, seq=self._seq, now=now, life_s=PEER_LIFE_S)
+        )
+
+    async def _look_for_a_second(self) -> None:
+        """Whether another node announces itself by our key: the one that has started first finds the other's record, which is newer than its own, as the last
+        one that was put. One such record may be of an earlier run, if the clock went back since; another one after that is not. Raises ConfigError."""
+        try:
+            value = (await self._network.get_records(peers_key(self._signed.swarm))).get(self._signer.peer_id.hex())
+            if value is None:
+                return
+            found = open_peer(self._signed.swarm, self._signer.peer_id.hex(), value, self._network.unix_time())
+        except (NetworkError, RemoteError) as error:
+            _log.info("no look-up of our own record", error=str(error))
+            return
+        if found.seq <= max(self._seq, self._others_seq):
+            return
+        if self._others_seq:
+            raise ConfigError(
+                f"another node runs with this machine's key ({short(self._signer.peer_id)}), and two with one key would vote twice: end one of "
+                "them, and start it with another --home, or without the copy of `identity.pem`"
+            )
+        self._others_seq = found.seq
 
     async def _keep_alive(self) -> bool:
         """Put manifest and claim again; whether both were taken."""
@@ -201,8 +225,8 @@ class Announcer:
         now = self._network.unix_time()
         name, swarm = self._manifest.name, self._signed.swarm
         if self._signer.peer_id == self._manifest.founder:
-            self.seq += 1
-            placed = place_claim(self._signer, name, swarm, seq=self.seq, now=now, life_s=MAX_CLAIM_LIFE_S)
+            self._seq += 1
+            placed = place_claim(self._signer, name, swarm, seq=self._seq, now=now, life_s=MAX_CLAIM_LIFE_S)
             write_atomically(self._claim_file, placed.value)
             return placed
         subkey = self._manifest.founder.hex()
@@ -242,10 +266,8 @@ class Finder:
         met: Callable[[Found], None],
         refused: Callable[[RemoteError], None],
         heard: Callable[[], Iterable[tuple[PeerId, Iterable[str], float]]],
-        announced: Callable[[], int] | None = None,
     ) -> None:
-        """`heard` lists who is known from heartbeats: key, addresses, when last heard (unix seconds); `announced` gives the `seq` of our own newest
-        record, once there is one."""
+        """`heard` lists who is known from heartbeats: key, addresses, when last heard (unix seconds)."""
         self._network = network
         self._swarm = swarm
         self._book = book
@@ -253,14 +275,11 @@ class Finder:
         self._met = met
         self._refused = refused
         self._heard = heard
-        self._announced = announced
-        self._others_seq = 0
-        """Of the newest record in our name that was not ours."""
         self._apart: set[PeerId] = set()
         """Those of the last look with whom we have no protocol version in common."""
 
     async def run(self) -> None:
-        """Look and save until cancelled. Raises ConfigError when somebody else has our key."""
+        """Look and save until cancelled."""
         looks = iter(FIRST_LOOKS_S)
         while True:
             await self.look()
@@ -268,8 +287,7 @@ class Finder:
             await asyncio.sleep(next(looks, LOOK_S))
 
     async def look(self) -> None:
-        """One look-up; a DHT that does not answer is no error. Who speaks no version of ours is told of once, and left alone. Raises ConfigError when somebody
-        else has our key."""
+        """One look-up; a DHT that does not answer is no error. Who speaks no version of ours is told of once, and left alone."""
         try:
             records = await self._network.get_records(peers_key(self._swarm))
         except NetworkError as error:
@@ -284,10 +302,7 @@ class Finder:
             except RemoteError as error:
                 self._refused(error)
                 continue
-            if found.peer == self._network.peer_id:
-                self._look_at_ourselves(found.seq)
-                continue
-            if not self._admits(found.peer, found.record.admission_token):
+            if found.peer == self._network.peer_id or not self._admits(found.peer, found.record.admission_token):
                 continue
             try:
                 negotiate(found.record.protocol_versions, peer=found.peer)
@@ -300,18 +315,6 @@ class Finder:
             self._book.note(found.peer, found.record.addresses, 0.0)
             peers[found.peer] = found.record.group if found.record.state_digest else None
         self._met(peers)
-
-    def _look_at_ourselves(self, seq: int) -> None:
-        """Of two nodes with one key the one that has started first finds the other's records, which are newer than its own. One of them alone may be of an
-        earlier run, if the clock went back since; then there is no second one."""
-        if self._announced is None or seq <= max(self._announced(), self._others_seq):
-            return
-        if self._others_seq:
-            raise ConfigError(
-                f"another node runs with this machine's key ({short(self._network.peer_id)}), and two with one key would vote twice: end one of "
-                "them, and start it with another --home, or without the copy of `identity.pem`"
-            )
-        self._others_seq = seq
 
     def save(self) -> None:
         """Write down whom we hear, so that the next start finds somebody."""

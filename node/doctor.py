@@ -75,7 +75,7 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
     parameters = num_parameters(patient.model)
     room = {
         "needed": disk.needed_bytes(needs.checkpoint_bytes, patient.mean_bytes),
-        "kept": 0 if patient.folder is None else disk.stored_bytes(patient.folder),
+        "kept": 0 if patient.folder is None else disk.kept_bytes(patient.folder),
         "free": disk.free_bytes(paths.state),
     }
     return {

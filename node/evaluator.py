@@ -47,7 +47,7 @@ class Budget:
 
     def __init__(self, *, has_few: bool) -> None:
         self._has_few = has_few
-        """Whether an evaluation of a few samples costs less."""
+        """Whether an evaluation of a few samples costs less. Where it does not, as in a pipeline, whose model has to be fetched, the whole may take the share of the few."""
         self._sample_s = 0.0
         self._last_at = 0.0
         """When the last one ended."""
@@ -56,7 +56,7 @@ class Budget:
 
     def extent(self, now: float, stood_s: float, *, alone: bool) -> Extent:
         """How much to read now; `stood_s`: what this node has stood since the last cycle. The first time everything: its cost is not known yet."""
-        if self._cost_s(Extent.WHOLE) <= stood_s + SHARE * (now - self._whole_at):
+        if self._cost_s(Extent.WHOLE) <= stood_s + (SHARE if self._has_few else FEW_SHARE) * (now - self._whole_at):
             return Extent.WHOLE
         few_share = 0.0 if alone else FEW_SHARE
         if self._has_few and self._cost_s(Extent.FEW) <= stood_s + few_share * (now - self._last_at):

@@ -212,7 +212,7 @@ def rendered(event: Event, **_: Any) -> str:
 TAKE_OUT = "take the line out of the file to have the rest"
 
 TAIL_BYTES = 1 << 20
-"""More than the longest line."""
+"""Where the last start or end of a node is looked for."""
 
 
 def kept_events(path: Path) -> Iterator[Event]:
@@ -234,14 +234,41 @@ def read_events(path: Path) -> Iterator[Event]:
             yield _event(line, f"{path}, line {number}")
 
 
-def last_event(path: Path) -> Event | None:
-    """The newest of one file, where there is any; raises as `read_events`."""
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        whole, _, _ = file.read().rpartition(b"\n")
-    return _event(whole.rpartition(b"\n")[2], f"{path}, the last line") if whole else None
+@dataclass(frozen=True, slots=True)
+class LastLife:
+    """Of the last node that wrote a log."""
+
+    at: float
+    """When it wrote last, unix seconds."""
+    end: Event | None
+    """Its `node.stop` or `node.failed`; None: there is none (yet)."""
+
+
+def last_life(path: Path) -> LastLife | None:
+    """By the end of a log, or of the older file where there is nothing in it yet; None where there is nothing at all. Raises as `read_events`."""
+    newest: Event | None = None
+    for event in _newest_first(path):
+        newest = newest or event
+        if event["event"] in ("node.stop", "node.failed"):
+            return LastLife(event["time"], event)
+        if event["event"] == "node.start":
+            break
+    return None if newest is None else LastLife(newest["time"], None)
+
+
+def _newest_first(path: Path) -> Iterator[Event]:
+    for file in (path, older_events(path)):
+        if not file.exists():
+            continue
+        begin = max(0, file.stat().st_size - TAIL_BYTES)
+        with file.open("rb") as lines:
+            lines.seek(begin)
+            if begin:
+                lines.readline()  # the rest of one
+            whole, _, _ = lines.read().rpartition(b"\n")
+        if whole:
+            yield from (_event(line, f"{file}, among the last lines") for line in reversed(whole.split(b"\n")))
+            return
 
 
 def _event(line: bytes, where: str) -> Event:

@@ -33,6 +33,7 @@ from farflung.protocol.errors import Malformed, NetworkError, Refused
 from farflung.protocol.headers import ContributionHeader, MeanHeader
 from farflung.protocol.messages import Part, Plan
 from farflung.training.coupled import Update
+from farflung.training.errors import NothingOffered
 
 T = TypeVar("T")
 
@@ -175,7 +176,10 @@ class Exchange:
             await self._doors.side.run(self._residuals.begin, plan_id)
         # Beside training, or everybody would wait for the step of the slowest: of what this reads, only commits change anything.
         first, last = parts[0].start, parts[-1].stop
-        delta = await self._doors.side.run(self._learner.offered_gradient, first, last)
+        try:
+            delta = await self._doors.side.run(self._learner.offered_gradient, first, last)
+        except NothingOffered:  # our state was repaired meanwhile: the others cut us off
+            return []
         self.in_flight = plan_id
         sending: list[asyncio.Task[None]] = []
         for batch in _batches(

@@ -5,25 +5,33 @@ Its key stays: whoever forgets a swarm may join it again, as a newcomer. One tha
 """
 
 import shutil
+from pathlib import Path
 
 from farflung.node.control import only_node
-from farflung.node.durable import sync_folder
-from farflung.node.events import last_event
+from farflung.node.durable import sync_folder, writing
+from farflung.node.events import last_life
 from farflung.node.paths import SwarmPaths
-from farflung.protocol.errors import LocalError
+from farflung.protocol.errors import ConfigError, LocalError
 
 FORGOTTEN = ".forgotten"
 """End of the name of a folder that is being removed."""
 
 
 def warning(swarm: SwarmPaths) -> str | None:
-    """What to think of before a swarm is forgotten that this machine's node has not left; None where it has, or never ran. Raises ConfigError for a damaged log."""
-    last = last_event(swarm.events)
-    if last is None or last["event"] == "node.stop":
+    """What to think of before a swarm is forgotten of which this machine is still a member; None where it is not."""
+    try:
+        life = last_life(swarm.events)
+    except ConfigError as error:
+        return f"Whether its node has left is not known: {error}."
+    if life is None:
         return None
+    has_stopped = life.end is not None and life.end["event"] == "node.stop"
+    if life.end is not None and has_stopped and not life.end.get("member", True):
+        return None
+    how = "stopped before the others had let it go" if has_stopped else "did not stop, but was killed or failed"
     return (
-        f"Its node did not stop, but was killed or failed. If the swarm lives, start it (`farflung join {swarm.name}`) and leave (`farflung leave {swarm.name}`) "
-        "first: a member that comes back without what it has voted for may vote twice."
+        f"Its node {how}. If the swarm lives, start it (`farflung join {swarm.name}`) and leave (`farflung leave {swarm.name}`) first: a member that "
+        "comes back without what it has voted for may vote twice."
     )
 
 
@@ -34,13 +42,19 @@ def forget(swarm: SwarmPaths) -> None:
     """
     swarms = swarm.folder.parent
     with only_node(swarm):
-        swarm.folder.rename(swarm.folder.with_name(swarm.hash_hex + FORGOTTEN))
+        _remove_what_is_left(swarms)
+        with writing(swarm.folder):
+            swarm.folder.rename(swarm.folder.with_name(swarm.hash_hex + FORGOTTEN))
         sync_folder(swarms)
     swarm.socket.unlink(missing_ok=True)
+    _remove_what_is_left(swarms)
+
+
+def _remove_what_is_left(swarms: Path) -> None:
     for folder in swarms.glob(f"*{FORGOTTEN}"):
         try:
             shutil.rmtree(folder)
         except OSError as error:
             raise LocalError(
-                f"swarm {swarm.name} is forgotten, but {error.filename or folder} could not be removed: {error.strerror}; remove {folder} by hand"
+                f"{error.filename or folder} of a swarm that is forgotten could not be removed: {error.strerror}; remove {folder} by hand"
             ) from error

@@ -162,6 +162,8 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"node {event['peer'][:12]} on {event['device']}" + (", resumed" if event["resumed"] else "")
         case "node.stop":
             said = f"stopped: {event['reason']}"
+        case "node.failed":
+            said = f"failed: {event['reason']}"
         case "node.state":
             said = event["state"] + (f": {event['reason']}" if event["reason"] else "")
         case "step":

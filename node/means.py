@@ -11,11 +11,9 @@ from collections.abc import Callable
 
 from farflung.compression.codec import Payload
 from farflung.compression.digest import digest_of
+from farflung.node.disk import KEPT_ROUNDS
 from farflung.node.door import Door
 from farflung.node.storage import Storage
-
-KEPT_ROUNDS = 8
-"""Committed rounds whose means are kept for those who catch up: one byte of disk a parameter each with int8."""
 
 
 class MeanStore:

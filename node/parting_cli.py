@@ -41,15 +41,16 @@ def forget(
 
     swarm = resolve_paths(home).find_swarm(name)
     stored = disk.stored_bytes(swarm.folder)
+    if (warning := forgetting.warning(swarm)) is not None:
+        typer.echo(warning, err=True)
     if not yes:
         typer.echo(
             f"swarm {swarm.name} ({swarm.hash_hex[:12]}): {size(stored)} in {swarm.folder}. Others go on without this machine; what nobody "
             "else has is lost, and a swarm by invitation has to invite this machine again.",
             err=True,
         )
-        if (warning := forgetting.warning(swarm)) is not None:
-            typer.echo(warning, err=True)
-        typer.confirm("Forget it?", abort=True, err=True)
+        if not typer.confirm("Forget it?", err=True):
+            raise typer.Exit(2)
     forgetting.forget(swarm)
     if as_json:
         print_json({"forgotten": swarm.hash_hex, "bytes": stored})

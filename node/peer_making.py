@@ -187,5 +187,5 @@ class PeerMaking:
         if (saving := str(runtime.save)) != "none":
             self.say(f"saving memory by: {saving}")
         folder, needed = self.swarm.folder, recipe.disk_bytes(runtime.save)
-        if (lacks := disk.lacks(needed, disk.stored_bytes(folder), disk.free_bytes(folder))) is not None:
+        if (lacks := disk.lacks(needed, disk.kept_bytes(folder), disk.free_bytes(folder))) is not None:
             self.say(lacks)  # and go on: it is a forecast, and whoever runs here may make room

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from farflung.node.control import Answer, NoNode, request, runs, stream
-from farflung.node.events import last_event
+from farflung.node.events import last_life
 from farflung.node.live import duration, show, show_json, size
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.status import FreshInvitation, LedgerStatus, NodeStatus, PeerStatus, SampleStop
+from farflung.protocol.errors import ConfigError
 
 PEER_STYLES = {"self": "bold", "alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
 
@@ -201,13 +202,20 @@ async def _ask(swarm: SwarmPaths, verb: str, **arguments: Any) -> Answer:
 
 def _how_it_ended(swarm: SwarmPaths) -> str:
     """Of the last node of a swarm that ran here, by its log."""
-    last = last_event(swarm.events)
-    if last is None:
+    try:
+        life = last_life(swarm.events)
+    except ConfigError as error:
+        return f". How the last one ended is not known: {error}"
+    if life is None:
         return ""
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["time"]))
-    if last["event"] == "node.stop":
-        return f". The last one stopped on {at}: {last['reason']}"
-    return f". The last one did not stop, but was killed, failed, or lost power after {at}, when it wrote its last event; it goes on from its last checkpoint"
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(life.at))
+    if life.end is not None:
+        how = "stopped" if life.end["event"] == "node.stop" else "failed"
+        return f". The last one {how} on {at}: {life.end.get('reason', 'it does not say why')}"
+    return (
+        f". The last one did not stop, but was killed, or lost power after {at}, when it wrote its last event; it goes on from its last "
+        "checkpoint"
+    )
 
 
 def _running(home: Path | None) -> list[SwarmPaths]:

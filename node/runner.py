@@ -25,13 +25,8 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             return runner.run(main)
-        except BaseExceptionGroup as group:
-            said = _on_purpose(group)
-            if said is None:
-                raise
-            raise said from group
-        except (TrainingError, OSError) as error:
-            said = no_bug(error)
+        except (BaseExceptionGroup, TrainingError, OSError) as error:
+            said = on_purpose(error)
             if said is None:
                 raise
             raise said from error
@@ -84,11 +79,11 @@ def free_the_last_life() -> None:
         torch._C._host_emptyCache()
 
 
-def _on_purpose(group: BaseExceptionGroup[BaseException]) -> FarflungError | None:
-    """The error to show when every error in the group was made on purpose; None when there is a bug among them."""
+def on_purpose(error: BaseException) -> FarflungError | None:
+    """The error to show: of a group the first, when every one in it was made on purpose; None when there is a bug among them."""
     errors: list[BaseException] = []
-    _collect(group, errors)
-    said = [known for error in errors if (known := no_bug(error)) is not None]
+    _collect(error, errors)
+    said = [known for one in errors if (known := no_bug(one)) is not None]
     return said[0] if len(said) == len(errors) else None
 
 
@@ -121,9 +116,9 @@ def _as_local(error: TrainingError) -> LocalError:
     return LocalError(str(error))
 
 
-def _collect(group: BaseExceptionGroup[BaseException], into: list[BaseException]) -> None:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            _collect(error, into)
-        else:
-            into.append(error)
+def _collect(error: BaseException, into: list[BaseException]) -> None:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            _collect(one, into)
+    else:
+        into.append(error)

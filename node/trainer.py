@@ -224,6 +224,13 @@ class Trainer(ABC):
         self._offering = False
         self.wake()
 
+    def take_back(self) -> None:
+        """What was offered is measured from parameters that there are not any more: the progress is offered anew."""
+        if self._offering:
+            self._offering, self._offered_steps = False, 0
+            self._host.withdraw()
+            self.wake()
+
     def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
         """After a commit was applied: what is counted, what we hold now, and how long the lap is that begins.
 

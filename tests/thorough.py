@@ -13,4 +13,6 @@ def further(*cases: Any) -> list[Any]:
 
 def mostly(now: Collection[str], names: Iterable[str]) -> list[Any]:
     """All names, those that `make test` plays as they are, the others for `make thorough`."""
+    names = list(names)
+    assert set(now) <= set(names), set(now) - set(names)
     return [name if name in now else further(name)[0] for name in names]

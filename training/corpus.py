@@ -26,7 +26,7 @@ BLOCK_CHARACTERS = 1 << 14
 
 
 LOOKED_AT = 8000
-"""Characters of a file in which a zero tells that it is no text, as git has it."""
+"""Bytes of a file in which a zero tells that it is no text, as git has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +75,19 @@ def text_documents(path: Path) -> list[Document]:
     return documents
 
 
+def no_text(path: Path) -> Path | None:
+    """Of a file, or the files of a folder, the first that is no text in UTF-8; None: all are. For who founds a swarm: of one that there is everybody has to read what
+    it was founded with. Raises DataError."""
+    for file in [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()):
+        try:
+            with file.open("rb") as opened:
+                if b"\0" in opened.read(LOOKED_AT):
+                    return file
+        except OSError as error:
+            raise _unreadable(file, error) from error
+    return None
+
+
 def is_held_out(key: bytes) -> bool:
     """One key in twenty, by its hash: the same on all machines, whatever else there is."""
     return _chance(hashlib.sha256(key).digest())
@@ -113,13 +126,10 @@ def _folder_documents(root: Path, pattern: str, skipped: frozenset[str]) -> list
 
 def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}; make it readable, or take it out of the data"
-        ) from error
-    if "\0" in text[:LOOKED_AT]:
-        raise DataError(
-            f"{path} is no text in UTF-8, for there are zeros in it; convert it, or take it out of the data"
-        )
-    return text
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path} cannot be read: {error.strerror}; make it readable, or take it out of the data")

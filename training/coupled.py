@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from farflung.training.errors import NothingOffered
 from farflung.training.flat import Layout, flatten, host_buffer, synchronize, unflatten
 from farflung.training.late import mix_, rebase_
 from farflung.training.out_of_memory import half_made
@@ -72,10 +73,10 @@ class Coupled:
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:
         """Outer minus offered parameters of elements [start, stop): fp32 [stop - start] on the CPU, the caller's to keep; in
-        flight from now on. Raises ValueError when nothing has been offered.
+        flight from now on. Raises NothingOffered.
         """
         if self.offered is None:
-            raise ValueError("no progress was offered")
+            raise NothingOffered("no progress was offered")
         self.sent = self.offered
         return self.outer.params[start:stop] - self.sent[start:stop]
 

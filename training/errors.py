@@ -3,6 +3,7 @@
 TrainingError
 ├── NonFinite            a loss or a gradient norm is not a number; nothing was stepped
 ├── Overflow             a microbatch's activation or gradient is not finite; it was not counted
+├── NothingOffered       no progress waits for a round; nothing was changed
 ├── BadChunk             a chunk of outer state has the wrong size or values; nothing was changed
 ├── DamagedCheckpoint    a saved state is incomplete, altered, or belongs to another model; nothing was
 changed
@@ -35,6 +36,10 @@ class NonFinite(TrainingError):
 
 class Overflow(TrainingError):
     """A microbatch has an activation or a gradient that is not finite. Nothing of it was added."""
+
+
+class NothingOffered(TrainingError):
+    """A pseudo-gradient was asked for, and no progress was offered, or what was is gone."""
 
 
 class BadChunk(TrainingError):

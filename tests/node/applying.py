@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Member:
     membership: Membership
     history: History = field(default_factory=History)
     group: bytes = b""
+    attendance: Any = field(default_factory=lambda: SimpleNamespace(part=None))
 
     @property
     def head(self) -> Certified:

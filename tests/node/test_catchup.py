@@ -31,6 +31,7 @@ from farflung.protocol.chain import Certified, RoundResult
 from farflung.protocol.effects import Repair
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.sims.toy import ToyLearner
+from farflung.training.errors import NothingOffered
 from farflung.training.rules import Sgd
 
 
@@ -252,7 +253,10 @@ def test_a_round_that_came_with_a_downloaded_state_is_counted_once() -> None:
     in_lab(3, main)
 
 
-def test_a_minority_repairs_the_chunks_in_which_it_differs() -> None:
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_minority_repairs_the_chunks_in_which_it_differs(planned: bool) -> None:
+    """What it has offered is taken back, unless a round is under way that will be over."""
+
     async def main(lab: Lab) -> None:
         one, two, wrong = (Applying(lab, n) for n in lab.nodes)
         await founded(one, two, wrong)
@@ -262,8 +266,14 @@ def test_a_minority_repairs_the_chunks_in_which_it_differs() -> None:
         wrong.node.learner.outer.params[250] += 1.0
         wrong.node.learner.parameters[0][250] += 1.0
         assert wrong.digest != good
+        wrong.node.learner.offer()
+        wrong.trainer._offering = True
+        wrong.member.attendance.part = object() if planned else None
         wrong.applier.push(Repair(0, one.said[-1][2], (one.node.id, two.node.id)))
         await wrong.idle()
+        assert wrong.trainer._offering == planned
+        with pytest.raises(NothingOffered):
+            wrong.node.learner.offered_gradient(0, NUMEL)
         assert wrong.digest == good and wrong.said[-1] == (1, 0, good)
         assert [e["chunks"] for e in wrong.named("state.repair")] == [1]
         kept = wrong.node.learner.parameters[0] - wrong.node.learner.outer.params

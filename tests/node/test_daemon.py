@@ -27,6 +27,7 @@ from farflung.node.paths import resolve_paths
 from farflung.node.peerbook import PeerBook
 from farflung.node.status import LedgerStatus
 from farflung.node.storage import HISTORY_FILE
+from farflung.node.swarmfiles import save_port
 from farflung.protocol.errors import ConfigError, FarflungError, LocalError, NameContested
 from farflung.protocol.invitation import decode_invitation
 from farflung.protocol.member import Member
@@ -113,6 +114,30 @@ def test_a_port_that_is_taken_is_named_with_the_remedy(
     with socket.create_server(("127.0.0.1", made.port)), pytest.raises(ConfigError) as caught:
         daemon.run_join(JoinOptions(swarm="alpha", home=tmp_path / "a", local=True, live=False, port=port))
     assert f"port {made.port} or the one above it" in str(caught.value) and remedy in str(caught.value)
+
+
+def test_who_joins_keeps_its_first_port_and_takes_another_where_that_is_taken(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would find anybody after a power cut in which the founder has gone."""
+    monkeypatch.setattr(listening, "PORT_S", 0.0)
+    made, _ = found(tmp_path, corpus, local=True)
+    other = tmp_path / "b"
+    paths = resolve_paths(other, {})
+    identity, console = Identity.load_or_create(paths.identity), Console(file=io.StringIO())
+    meant = wanted.local_swarm(paths, made.invitation, ())
+    assert meant.swarm is not None
+
+    def free_port(**told: int) -> int:
+        options = JoinOptions(swarm=made.invitation, home=other, local=True, **told)
+        node = daemon.NodeDaemon(options, paths, identity, meant, console, io.StringIO(), ExitStack())
+        return asyncio.run(node._free_port())
+
+    assert free_port() in listening.PORTS and free_port(port=0) == 0
+    save_port(meant.swarm, made.port)  # as when it was up
+    assert free_port() == made.port
+    with socket.create_server(("127.0.0.1", made.port)):
+        assert free_port() in set(listening.PORTS) - {made.port}
 
 
 def test_caps_reach_the_engine(tmp_path: Path, corpus: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from farflung.node.dht import key_digest
 from farflung.node.discovery import (
+    ANNOUNCE_S,
     Announcer,
     Finder,
     check_record,
@@ -160,42 +161,54 @@ def test_peers_are_found_verified_and_written_down(tmp_path: Path) -> None:
     assert list(known) == [SIGNERS[1].peer_id, SIGNERS[0].peer_id]  # heard first; ourselves never
 
 
-def test_a_second_node_with_our_key_ends_the_first_and_a_clock_that_went_back_does_not(tmp_path: Path) -> None:
-    swarm = founded(SIGNERS[0])[1].swarm
+@pytest.mark.parametrize("slow_s", [0.0, 1.0])
+@pytest.mark.parametrize("later_s", [1.0, 30.0, 59.0, 100.0, 119.5, 1090.0, 1100.0])
+def test_of_two_nodes_with_one_key_the_first_ends(tmp_path: Path, later_s: float, slow_s: float) -> None:
+    """Whenever the second one has come, and however long a look and a record take: each has one place for a record, and puts its own there."""
 
     async def body(networks: list[Network]) -> None:
-        async def announce(seq: int) -> None:
-            now = networks[2].unix_time()
-            placed = place_peer(
-                SIGNERS[2], swarm, PeerRecord(addresses=(ADDRESS,), stages=(0, 1)), seq=seq, now=now, life_s=600.0
-            )
-            assert await networks[1].put_record(placed.key, placed.subkey, placed.value, placed.expires_at)
-            await asyncio.sleep(1.0)
+        first, second = networks[1:3]
+        put, get = first.put_record, first.get_records
 
-        tell: dict[str, Any] = {"met": lambda found: None, "refused": lambda error: None, "heard": lambda: ()}
-        ours = 100
-        finder = Finder(
-            networks[2],
-            swarm,
-            PeerBook(tmp_path / "peers.json"),
-            admits=lambda *_: True,
-            announced=lambda: ours,
-            **tell,
-        )
-        for ours in (100, 101, 102):
-            await announce(ours)
-            await finder.look()
-        await announce(500)
-        for _ in range(3):
-            await finder.look()  # of an earlier run, for all we know
-        ours = 103
-        await announce(ours)
-        await finder.look()
-        await announce(501)
-        with pytest.raises(
-            ConfigError, match=rf"another node runs with this machine's key \({short(SIGNERS[2].peer_id)}\).*--home"
-        ):
-            await finder.look()
+        async def slowly_put(*record: Any) -> bool:
+            await asyncio.sleep(slow_s)
+            return await put(*record)
+
+        async def slowly_got(key: str) -> Any:
+            await asyncio.sleep(0.3 * slow_s)
+            return await get(key)
+
+        first.put_record, first.get_records = slowly_put, slowly_got  # type: ignore[method-assign]
+        key = SIGNERS[2]
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(_ended(announcer(first, key, tmp_path / "1", SIGNERS[0])))
+            await asyncio.sleep(later_s)
+            assert not running.done()
+            other = group.create_task(announcer(second, key, tmp_path / "2", SIGNERS[0]).run())
+            said = await asyncio.wait_for(running, 4 * ANNOUNCE_S)
+            await asyncio.sleep(4 * ANNOUNCE_S)
+            assert not other.done(), "one of them goes on"
+            other.cancel()
+        assert f"another node runs with this machine's key ({short(key.peer_id)})" in said and "--home" in said
+
+    in_network(body)
+
+
+async def _ended(one: Announcer) -> str:
+    """What an announcer ends with."""
+    with pytest.raises(ConfigError) as caught:
+        await one.run()
+    return str(caught.value)
+
+
+def test_a_record_of_an_earlier_run_whose_clock_was_ahead_is_no_second_node(tmp_path: Path) -> None:
+    async def body(networks: list[Network]) -> None:
+        swarm, now = founded(SIGNERS[0])[1].swarm, networks[2].unix_time()
+        record = PeerRecord(addresses=(ADDRESS,), stages=(0, 1))
+        placed = place_peer(SIGNERS[2], swarm, record, seq=first_seq(now + 50.0), now=now, life_s=900.0)
+        assert await networks[2].put_record(placed.key, placed.subkey, placed.value, placed.expires_at)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(announcer(networks[2], SIGNERS[2], tmp_path / "1", SIGNERS[0]).run(), 3000.0)
 
     in_network(body)
 

@@ -1,6 +1,7 @@
 """`farflung doctor`: what it finds, and what it refuses."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,7 +56,7 @@ def test_a_swarm_is_examined_by_its_manifest(tmp_path: Path) -> None:
     )
     wide = examine(DoctorOptions(swarm="w", device="cpu", home=tmp_path))
     more = wide["disk_bytes"]["needed"] - findings["disk_bytes"]["needed"]
-    assert 3.7 < more / disk.MEANS_KEPT / findings["parameters"] < 3.8  # means of 4 bytes a parameter, not of 2 bits
+    assert 3.7 < more / disk.KEPT_ROUNDS / findings["parameters"] < 3.8  # means of 4 bytes a parameter, not of 2 bits
     assert "device and host memory are one here: both sums must fit together" in report(wide)
     assert report(findings)[0].startswith("s: 0.2 M parameters")
 
@@ -66,15 +67,35 @@ def test_too_small_a_disk_is_no_success(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
     for form in ([], ["--json"]):
         shown = CliRunner().invoke(app, [*asked, *form])
-        assert shown.exit_code == 1 and "NOT ENOUGH DISK: a node of this swarm keeps about 0." in shown.stdout
+        assert shown.exit_code == 2 and "NOT ENOUGH DISK: a node that trains this model keeps about 0." in shown.stdout
 
 
 def test_what_lies_there_by_now_needs_no_more_room(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "learner-a").mkdir(parents=True)
     (tmp_path / "checkpoint" / "learner-a" / "state").write_bytes(bytes(700))
-    assert disk.stored_bytes(tmp_path) == 700 and disk.stored_bytes(tmp_path / "not yet") == 0
+    (tmp_path / "events.jsonl").write_bytes(bytes(90))  # a log grows, and makes no room
+    assert disk.stored_bytes(tmp_path) == 790 and disk.kept_bytes(tmp_path) == 700
+    assert disk.stored_bytes(tmp_path / "not yet") == disk.kept_bytes(tmp_path / "not yet") == 0
     assert disk.lacks(1000, 700, 300) is None
     assert disk.lacks(1001, 700, 300) is not None
+
+
+def test_what_goes_while_it_is_counted_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node removes its older checkpoint, and `doctor` may be asked beside it."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state").write_bytes(bytes(100))
+    really = disk.os.lstat
+
+    def lstat(path: str) -> object:
+        for name in "ab":  # all but this one
+            if str(tmp_path / name) not in path:
+                shutil.rmtree(tmp_path / name, ignore_errors=True)
+        (tmp_path / path).unlink()
+        return really(path)
+
+    monkeypatch.setattr(disk.os, "lstat", lstat)
+    assert disk.stored_bytes(tmp_path) == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from farflung.node import events
-from farflung.node.events import Event, EventLog, grown, kept_events, last_event, read_events
+from farflung.node.events import Event, EventLog, LastLife, grown, kept_events, last_life, read_events
 from farflung.protocol.errors import ConfigError
 
 
@@ -101,24 +101,33 @@ def test_any_other_damage_is_an_error_with_its_place(tmp_path: Path, bad: bytes)
     path.write_bytes(WHOLE + bad.rstrip(b"\n") + b"\n" + WHOLE)
     with pytest.raises(ConfigError, match=r"events\.jsonl, line 2.*take the line out"):
         list(read_events(path))
-    assert last_event(path) == json.loads(WHOLE)
-    path.write_bytes(WHOLE + bad.rstrip(b"\n") + b"\n")
-    with pytest.raises(ConfigError, match=r"events\.jsonl, the last line.*take the line out"):
-        last_event(path)
+    with pytest.raises(ConfigError, match=r"events\.jsonl, among the last lines.*take the line out"):
+        last_life(path)
 
 
-def test_the_last_event_is_found_from_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_the_last_node_ended_is_found_from_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "events.jsonl"
-    assert last_event(path) is None
+    assert last_life(path) is None
     path.write_bytes(b"")
-    assert last_event(path) is None
+    assert last_life(path) is None
     path.write_bytes(WHOLE[:-1])
-    assert last_event(path) is None
-    monkeypatch.setattr(events, "TAIL_BYTES", 2 * len(WHOLE))
-    newest = WHOLE.replace(b'"a"', b'"z"')
+    assert last_life(path) is None
+    monkeypatch.setattr(events, "TAIL_BYTES", 5 * len(WHOLE))
+    later = WHOLE.replace(b'"time": 1', b'"time": 9')
+    start, stop = (WHOLE.replace(b'"a"', name) for name in (b'"node.start"', b'"node.stop"'))
     for torn in (b"", WHOLE[:30]):
-        path.write_bytes(50 * WHOLE + newest + torn)
-        assert last_event(path) == json.loads(newest)
+        for written, at, is_stopped in (
+            (stop, 1, True),
+            (stop + start + later, 9, False),
+            (stop + later, 1, True),  # a start that failed before there was a node
+            (stop + 50 * WHOLE + later, 9, False),
+            (start + 50 * WHOLE + stop, 1, True),
+        ):
+            path.write_bytes(written + torn)
+            assert last_life(path) == LastLife(at, json.loads(stop) if is_stopped else None)
+    events.older_events(path).write_bytes(stop)
+    path.write_bytes(b"")
+    assert last_life(path) == LastLife(1, json.loads(stop))
 
 
 def test_subscribers_hear_until_they_leave() -> None:

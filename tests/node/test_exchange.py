@@ -38,6 +38,28 @@ from farflung.protocol.messages import Part
 # ---- a whole round --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kept", ["none", "residual"])
+def test_who_has_nothing_to_contribute_any_more_sends_nothing(kept: str) -> None:
+    """Its state was repaired between its offer and the plan."""
+
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        accept(lab)
+        for node in lab.nodes:
+            node.encode_with(uniform(CODEC, NUMEL), uniform(CODEC, NUMEL), FeedbackSpec(uplink=kept, downlink="none"))
+        b.learner.train([2], 0)
+        b.learner.offer()
+        for node in lab.nodes:
+            node.exchange.start(PLAN_ID, node.exchange.contribute(PLAN_ID), lab.group)
+        await a.until(lambda: len(a.arrived) == 1)
+        await asyncio.sleep(30.0)
+        assert len(a.arrived) == len(b.arrived) == 1 and a.exchange.in_flight == b"" != b.exchange.in_flight
+        assert not a.errors and not b.errors
+        a.exchange.forget(PLAN_ID)
+
+    in_lab(2, main)
+
+
 @pytest.mark.parametrize("policy", ["int8(block=16)", "norm:fp32,int8(block=16)"])
 @pytest.mark.parametrize("num", [1, 2, 4])
 @pytest.mark.parametrize("feedback", ["none", "residual"])

@@ -17,6 +17,10 @@ ONE, TWO = "ab" * 32, "cd" * 32
 EVENT = {"event": "step", "time": 1.0, "swarm": "alpha", "peer": "aa", "height": 0, "version": 0, "step": 3}
 
 
+def line(**fields: object) -> str:
+    return json.dumps(EVENT | fields) + "\n"
+
+
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
     paths = resolve_paths(tmp_path, {})
@@ -54,25 +58,37 @@ def test_what_an_interruption_left_goes_the_next_time(paths: Paths, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", fails)
         with pytest.raises(
-            LocalError, match=rf"alpha is forgotten, but .*{ONE}{FORGOTTEN}/bad could not be removed: Input"
+            LocalError, match=rf"{ONE}{FORGOTTEN}/bad of a swarm that is forgotten could not be removed: Input"
         ):
             forget(alpha(paths))
     assert [swarm.name for swarm in paths.swarms()] == ["beta"]
-    forget(paths.find_swarm("beta"))
-    assert not list((paths.state / "swarms").iterdir())
+    again = paths.add_swarm(ONE, "alpha")  # it is joined once more
+    (again.folder / "events.jsonl").write_text("")
+    forget(again)
+    assert [child.name for child in (paths.state / "swarms").iterdir()] == [TWO]
 
 
 @pytest.mark.parametrize(
-    ("last", "warned"), [(None, False), (EVENT, True), (EVENT | {"event": "node.stop", "reason": "asked to"}, False)]
+    ("log", "warned"),
+    [
+        ("", None),
+        (line(), "was killed or failed"),
+        (line(event="node.stop", reason="asked to", member=False), None),
+        (line(event="node.stop", reason="asked to", member=True), "before the others had let it go"),
+        (line(event="node.stop", reason="asked to", member=False) + line(event="kernels"), None),
+        (line(event="node.stop", reason="asked to", member=False) + line(event="node.start") + line(), "was killed"),
+        (line(event="node.failed", reason="no room"), "was killed or failed"),
+        ("{}\n", "is not known"),
+    ],
 )
-def test_it_is_asked_first(paths: Paths, tmp_path: Path, last: dict[str, object] | None, warned: bool) -> None:
-    if last is not None:
-        alpha(paths).events.write_text(json.dumps(last) + "\n")
+def test_it_is_asked_first(paths: Paths, tmp_path: Path, log: str, warned: str | None) -> None:
+    alpha(paths).events.write_text(log)
     asked = ["forget", "alpha", "--home", str(tmp_path)]
-    for answer in ("n\n", ""):
+    for answer, code in (("n\n", 2), ("", 1)):
         refused = CliRunner().invoke(app, asked, input=answer)
-        assert refused.exit_code == 1 and "forgotten" not in refused.stdout and "(abababababab): 5" in refused.stderr
-        assert ("may vote twice" in refused.stderr) == warned
+        assert refused.exit_code == code and "forgotten" not in refused.stdout and "(abababababab): 5" in refused.stderr
+        assert (warned or "alpha") in refused.stderr
+        assert ("Its node" in refused.stderr or "Whether" in refused.stderr) == (warned is not None)
     assert alpha(paths).folder.exists()
     done = CliRunner().invoke(app, asked, input="y\n")
     assert done.exit_code == 0 and "forgotten: alpha, 5" in done.stdout

@@ -45,6 +45,14 @@ def one_thread() -> None:
 # ---- create --------------------------------------------------------------------------------------------------------
 
 
+def test_data_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text(TEXT)
+    (tmp_path / "data" / "logo.png").write_bytes(b"\x89PNG" + bytes(500))
+    with pytest.raises(ConfigError, match=r"logo\.png is no text in UTF-8.*take it out of the data"):
+        found(tmp_path, tmp_path / "data")
+
+
 def test_create_writes_manifest_secret_and_genesis(tmp_path: Path, corpus: Path) -> None:
     made, manifest = found(tmp_path, corpus, port=4242, seed=7, local=True, lr=1e-3)
     assert (manifest.inner.lr, manifest.model.init_seed, manifest.data.order_seed) == (1e-3, 7, 7)

@@ -8,7 +8,8 @@ import pytest
 
 from farflung.compression.codec import CodecError, Payload
 from farflung.compression.digest import digest_of
-from farflung.node.means import KEPT_ROUNDS, MeanStore
+from farflung.node.disk import KEPT_ROUNDS
+from farflung.node.means import MeanStore
 from farflung.sims.toy import MemoryStorage
 
 PLANS = [bytes([i]) * 32 for i in range(KEPT_ROUNDS + 3)]

@@ -317,6 +317,24 @@ def test_progress_whose_samples_went_to_others_is_dropped(window: tuple[tuple[in
     assert lab.withdrawn == 1, "nothing is left to contribute"
 
 
+def test_what_is_taken_back_is_offered_anew() -> None:
+    """As after a repair: the progress is there, and what was measured of it is not."""
+
+    async def main(lab: Lab) -> None:
+        lab.trainer.take_back()
+        assert not lab.withdrawn, "nothing waits for a round"
+        await asyncio.sleep(5.0)
+        (first,) = lab.ready
+        lab.learner.offered = None
+        lab.trainer.take_back()
+        assert lab.withdrawn == 1
+        await asyncio.sleep(5.0)
+        assert len(lab.ready) == 2 and lab.ready[1].samples == first.samples
+        assert lab.learner.offered is not None
+
+    run(main)
+
+
 def test_after_a_drop_it_trains_on_the_new_window() -> None:
     async def main(lab: Lab) -> None:
         await asyncio.sleep(10.0)

@@ -3,8 +3,6 @@
 import asyncio
 import json
 
-import pytest
-
 from farflung.sims.chaos import BLOCK, Wire, toy_plan
 from farflung.sims.faults import Schedule, Start
 from farflung.sims.simulation import simulate
@@ -16,7 +14,6 @@ WIRE = Wire(numel=12 * BLOCK, fragments=1, step_s=(2.0,) * MEMBERS)
 """Twelve parts, so that most members own none: what a test has time for."""
 
 
-@pytest.mark.thorough
 def test_rounds_of_64_members_go_on_when_one_dies_in_the_middle() -> None:
     killed: list[int] = []
 

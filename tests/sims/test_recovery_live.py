@@ -266,7 +266,6 @@ def test_two_adjacent_stages_are_lost_together() -> None:
     assert [event["rung"] for event in made] == ["interpolation", "interpolation"]
 
 
-@pytest.mark.thorough
 def test_what_a_minority_does_not_hear_is_not_lost() -> None:
     """One of three data nodes is cut off with a peer of stage 1: it hears nobody of stage 2, and must do nothing about it."""
 
