@@ -285,9 +285,7 @@ def join(
     threads: Annotated[int | None, typer.Option(help="CPU threads for training.")] = None,
     up_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to send.")] = None,
     down_mbps: Annotated[float | None, typer.Option(help="Most megabits per second to receive.")] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port to listen on; 0: any. Default: the one kept by `create`, else any.")
-    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any. Default: that of the last time.")] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Listen on 127.0.0.1 only: for nodes on this machine.")
     ] = False,

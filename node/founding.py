@@ -310,7 +310,10 @@ def _fill_model(sections: Sections, tokenizer: Tokenizer) -> None:
 
 def _fill_data(sections: Sections, tokenizer: Tokenizer) -> Dataset:
     data = sections["data"]
-    data["spec"] = data_spec(str(data.get("spec", "python")))
+    wanted = data.get("spec", "python")
+    if not isinstance(wanted, str):
+        raise ConfigError(f"data.spec = {wanted!r}: give `python`, a path, or `hf:DATASET`, in quotation marks")
+    data["spec"] = data_spec(wanted)
     kind, _, rest = data["spec"].partition(":")
     try:
         if kind == "text" and (bad := no_text(Path(rest))) is not None:

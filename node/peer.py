@@ -247,7 +247,7 @@ class Peer:
                 raise _Ended
         except* _Ended:
             pass
-        self.log.emit("node.stop", reason=self.stop_reason, member=self.member.in_view)
+        self.log.emit("node.stop", reason=self.stop_reason, member=self.member.in_view and not self._is_complete())
         if self._waited_for is not None:
             await self._journal(self._storage.clear)
             return Left(self.stop_reason, avoids=self.member.waiting.avoids | {self._waited_for})

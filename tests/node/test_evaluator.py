@@ -150,3 +150,12 @@ def test_who_is_chosen_and_dead_is_stood_in_for(first_lives: bool) -> None:
         assert [version for version, _ in one.extents] == ([] if first_lives else [1])
 
     in_lab(2, main)
+
+
+def test_where_few_cost_as_much_the_whole_has_their_share() -> None:
+    """A pipeline's model has to be fetched, and is kept with each evaluation."""
+    for has_few, share in ((True, SHARE), (False, FEW_SHARE)):
+        budget = Budget(has_few=has_few)
+        budget.spent(Extent.WHOLE, 10.0, 100.0, failed=False)
+        assert budget.extent(100.0 + 9.9 / share, 0.0, alone=True) is not Extent.WHOLE
+        assert budget.extent(100.0 + 10.1 / share, 0.0, alone=True) is Extent.WHOLE

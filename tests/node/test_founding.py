@@ -45,6 +45,14 @@ def one_thread() -> None:
 # ---- create --------------------------------------------------------------------------------------------------------
 
 
+def test_a_spec_that_is_no_text_is_named_by_its_key(tmp_path: Path, corpus: Path) -> None:
+    file = tmp_path / "swarm.toml"
+    file.write_text('[model]\npreset = "tiny"\n[data]\nspec = 3\n[swarm]\ntotal_steps = 9\n')
+    options = CreateOptions(name="n", config=file, home=tmp_path / "home")
+    with pytest.raises(ConfigError, match=r"data\.spec = 3: give `python`, a path"):
+        founding.found_swarm(options)
+
+
 def test_data_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text(TEXT)
