@@ -57,7 +57,7 @@ OWN = r"(a/state/swarms/\w+/checkpoint|e/state/swarms/\w+/stage-2)"
 NEW = r"d/state/swarms/\w+/stage-1-life-1"
 ALLOWED = (
     rf"{SWARM}/(events\.jsonl|engine\.log)",  # logs: the second is opened by the first warning of a library
-    rf"{SWARM}/(name|lock|peers\.json|stage|claim|invite|manifest)(\.new)?",  # who is in the swarm
+    rf"{SWARM}/(name|lock|peers\.json|port|stage|claim|invite|manifest)(\.new)?",  # who is in the swarm
     r"d/(config|cache/kernels)/\S+",  # a key, and compiled codecs: of every new machine
     rf"({OWN}|{NEW})/(vote|history\.msgpack)(\.new)?",  # what a node has voted for in its own chain, and that chain
     rf"{OWN}/means/\w+",  # of their own rounds: written, and opened again to be synced and to be served
