@@ -348,10 +348,11 @@ class NodeDaemon:
     async def _free_port(self) -> int:
         """Where to listen: as told, else where we listened before, else on a port that is free. Others know our address, and after a power cut nobody may be
         there to tell them another. Raises ConfigError when it is taken, and somebody counts on it."""
-        swarm, told = self._wanted.swarm, self._options.port
-        kept = 0 if swarm is None else load_port(swarm)
-        port = kept if told is None else told
-        if port and not await until_free(port, local=self._is_local):
+        swarm, told, local = self._wanted.swarm, self._options.port, self._is_local
+        port = told if told is not None else load_port(swarm) if swarm is not None else 0
+        if told == 0 or (port and await until_free(port, local=local)):
+            return port
+        if port:
             taken = f"port {port} or the one above it, for TLS, is taken by another program"
             if told is not None:
                 raise ConfigError(f"{taken}: give another one with --port, or 0 for any")
@@ -361,10 +362,7 @@ class NodeDaemon:
                     "`--port` (0: any) and hand out the invitation that is printed then"
                 )
             self.say(f"{taken}; listening on another one")
-            port = 0
-        if port or told is not None:
-            return port
-        return next(iter(free_ports(1, local=self._is_local)), 0)
+        return next(iter(free_ports(1, local=local)), 0)
 
     def _has_founded(self, swarm: SwarmPaths) -> bool:
         manifest = load_manifest(swarm)

@@ -25,10 +25,13 @@ def warning(swarm: SwarmPaths) -> str | None:
         return f"Whether its node has left is not known: {error}."
     if life is None:
         return None
-    has_stopped = life.end is not None and life.end["event"] == "node.stop"
-    if life.end is not None and has_stopped and not life.end.get("member", True):
-        return None
-    how = "stopped before the others had let it go" if has_stopped else "did not stop, but was killed or failed"
+    match life.end:
+        case {"event": "node.stop", "member": False}:
+            return None
+        case {"event": "node.stop"}:
+            how = "stopped before the others had let it go"
+        case _:
+            how = "did not stop, but was killed or failed"
     return (
         f"Its node {how}. If the swarm lives, start it (`farflung join {swarm.name}`) and leave (`farflung leave {swarm.name}`) first: a member that "
         "comes back without what it has voted for may vote twice."

@@ -1,7 +1,6 @@
 """A stage's state is borrowed while those who hold it go on: in parts of several versions, each of which was announced."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,9 +18,8 @@ SLOW = LinkModel(latency_s=0.02, up_bytes_per_s=200.0, down_bytes_per_s=1e6)
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(borrowing, "CHUNK_BYTES", 800)
-    yield
 
 
 def holders(*donors: Serving) -> Holders:
