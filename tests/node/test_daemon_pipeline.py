@@ -169,7 +169,8 @@ def test_processes_train_three_stages_though_one_of_a_stage_is_killed_and_then_i
                 digests.setdefault(event["version"], set()).add(event["digest"])
         assert all(len(same) == 1 for same in digests.values()) and len(digests) >= 4
         assert local_swarm(a.paths, "pipe", ()).swarm is not None
-        assert a.events("pipeline.step")[-1]["peers"] == [1, 1, 1]
+        # Two rounds may take less than the silence after which a peer counts no more.
+        a.until(lambda: a.events("pipeline.step")[-1]["peers"] == [1, 1, 1])
         # Samples are with the data nodes: the others have tickets only, and say so.
         told = asyncio.run(request(a.paths.find_swarm("pipe"), "ledger", sample=0))
         assert told["sample"]["stops"][0]["peer"] == told["held"][0]["peer"] and told["cursor"] > 0
