@@ -9,6 +9,9 @@ from farflung.node.storage import Held, Storage
 from farflung.protocol.keys import Signer
 from farflung.protocol.pipeline_messages import UNKNOWN, Domains
 
+NET_EVERY_S = 5.0
+"""Between two lines of the log about what was sent and received."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
@@ -35,4 +38,6 @@ class Facilities:
     """Between two checkpoints."""
     held: Held | None = None
     """What the learner has already; None: what is in `storage`, if anything."""
+    net_every_s: float = NET_EVERY_S
+    """Between two `net` lines in the log."""
     exit_when_done: bool = True

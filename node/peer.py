@@ -30,6 +30,7 @@ from farflung.node.peer_meetings import meetings_of
 from farflung.node.peer_rows import Rows, chain_rows
 from farflung.node.refusals import Refusals
 from farflung.node.residuals import Residuals
+from farflung.node.rest import Rest
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.serving import Left, Serving
 from farflung.node.statesync import StateSync
@@ -49,9 +50,6 @@ from farflung.protocol.types import as_text
 
 TICK_S = 0.25
 """Between two looks at deadlines while a round or the like is under way; otherwise heartbeats and suspicions decide, seconds apart."""
-
-NET_EVERY_S = 5.0
-"""Between two `net` lines in the log."""
 
 STANDING = ("joining", "waiting")
 """States in which a node does nothing until somebody else does."""
@@ -174,6 +172,7 @@ class Peer:
         self._mail = SealedMail(network, signer, settings.swarm, messages.decode)
         self._detours = Detours(network, self._mail, settings.swarm, self.member.admitted)
         self._exit_when_done = facilities.exit_when_done
+        self._net_every_s = facilities.net_every_s
         self._executor = Executor(
             member=self.member,
             mail=self._mail,
@@ -189,10 +188,8 @@ class Peer:
         self._stop = asyncio.Event()
         self._let_go = asyncio.Event()
         self.departure = Departure(self.member)
-        self._rest = asyncio.Event()
-        """Ends when something is under way again, or due sooner than before."""
-        self._rest.set()
-        self._rests_until = 0.0
+        self._net_at = 0.0
+        self.rest = Rest(self._due_at)
         self.witness_meeting: Callable[[bytes, Part, Tensor], None] = lambda plan_id, part, term: None
         """Is shown what meetings add to means."""
         self.stop_reason = ""
@@ -410,7 +407,6 @@ class Peer:
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
-        net_at = loop.time()
         while True:
             self._do(self.member.tick(self._now()))
             self._update_state()
@@ -420,27 +416,22 @@ class Peer:
             if self.departure.is_over(self._now()):
                 self._let_go.set()
             self._watch_end(self._now())
-            if loop.time() >= net_at:
-                net_at = max(net_at + NET_EVERY_S, loop.time())  # the machine may have slept
+            if loop.time() >= self._net_at:
+                self._net_at = max(self._net_at + self._net_every_s, loop.time())  # the machine may have slept
                 sent, received = self.network.sent_bytes(), self.network.received_bytes()
                 self.log.emit("net", sent_bytes=sent, received_bytes=received, peers=self.num_alive)
-            if self._is_busy():
-                await asyncio.sleep(TICK_S)
-            else:
-                self._rest.clear()
-                self._rests_until = max(self._now() + TICK_S, min(self.member.look_at(), net_at))
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._rests_until):
-                        await self._rest.wait()
+            await self.rest.sleep(TICK_S)
 
-    def _is_busy(self) -> bool:
-        return self.member.busy or self._stop.is_set() or self._is_complete()
+    def _due_at(self) -> float:
+        """When to look at deadlines: at once while anything is under way, or we are about to leave."""
+        if self.member.busy or self._stop.is_set() or self._is_complete():
+            return -math.inf
+        return min(self.member.look_at(), self._net_at)
 
     def _do(self, effects: list[Effect]) -> None:
         if effects:
             self._executor.push(effects)
-        if not self._rest.is_set() and (self._is_busy() or self.member.look_at() < self._rests_until):
-            self._rest.set()
+        self.rest.reconsider()
 
     # ---- what is said of us ------------------------------------------------------------------------------------
 
@@ -465,7 +456,7 @@ class Peer:
         )
 
     def _update_state(self) -> None:
-        state, self.state_reason = self._state()
+        state, self.state_reason = self.state_now()
         stands = self._stands(state)
         news = self.state_reason != self._said_reason and (stands or self._stood)  # the end of standing is said, too
         if state != self.member.membership.state or (news and self._now() >= self._said_at + SAY_AGAIN_S):
@@ -477,7 +468,8 @@ class Peer:
         """Whether it does nothing until somebody else does: why is said again when that changes."""
         return state in STANDING
 
-    def _state(self) -> tuple[str, str]:
+    def state_now(self) -> tuple[str, str]:
+        """What we are at, as heartbeats say it, and why."""
         member, attendance = self.member, self.member.attendance
         if self._stop.is_set():
             return "leaving", self.stop_reason

@@ -255,7 +255,7 @@ class StagePeer(Peer):
         self.trainer.wake()
 
     def decide(self) -> None:
-        self._rest.set()
+        self.rest.rouse()
 
     def met(self, peer: PeerId) -> None:
         super().discovered(peer)
@@ -306,9 +306,9 @@ class StagePeer(Peer):
         add_roll(rows, self.pipeline.roll, now)
         return rows
 
-    def _state(self) -> tuple[str, str]:
+    def state_now(self) -> tuple[str, str]:
         """Who has nothing that a round could count is not waited for by its chain, so it must not say that it trains."""
-        state, reason = super()._state()
+        state, reason = super().state_now()
         if state == "training" and self.pipeline.leads:
             reason = self.pipeline.coordinator.reason
         stage, roll = self.pipeline.recipe.stage, self.pipeline.roll

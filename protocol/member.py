@@ -19,6 +19,7 @@ from farflung.protocol.consensus import Consensus
 from farflung.protocol.effects import Apply, Effect, Note, Refusal, Send
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.follower import Follower
+from farflung.protocol.greeting import Greeting
 from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId, Signer
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
@@ -65,15 +66,11 @@ class Member:
     """For a group, when there were some to choose from: if it does not answer, any is good."""
     reason: str = "starting"
     """Why nothing happens, or what does: a sentence for people."""
-    _beat_at: float = -1e9
-    """When we last greeted everybody."""
-    _next_in_s: float = field(init=False)
-    """What we said then of when we do so again; it holds, whoever has come since."""
-    _said_state: str = ""
+    greeting: Greeting = field(init=False)
 
     def __post_init__(self) -> None:
         self.me = self.signer.peer_id
-        self._next_in_s = self.membership.beat_s
+        self.greeting = Greeting(self.membership)
         self.follower = Follower(self.settings, self.me)
         self.waiting = Waiting(self.settings.vain_s)
         self.standing = Standing(self.membership, self.history)
@@ -142,6 +139,15 @@ class Member:
 
     def _is_stranger(self, peer: PeerId) -> bool:
         return not (peer in self.membership.peers or self._is_member(peer))
+
+    def rests_on(self, sender: PeerId, beat: Heartbeat) -> bool:
+        """Whether to hear the same from a peer once more would change nothing, but that it lives."""
+        if not self.started or not self.membership.direct(sender) or self.membership.leaves(sender):
+            return False
+        head, is_back = self.head.commit, beat.state == "joining" and self._is_member(sender)
+        ahead = beat.height > head.height or (beat.height == head.height and beat.ballot > self.consensus.ballot)
+        differs = beat.version == self.standing.applied_version and beat.digest != self.standing.digest
+        return beat.group == self.group and not (is_back or ahead or differs)
 
     def passes_on(self, message: Forward) -> bool:
         """Whether to, when a member asks. Nobody answers: what does not arrive is said again, by way of another."""
@@ -305,7 +311,9 @@ class Member:
         known = self.membership.news
         effects = self._heard(sender, now, via, beat)
         is_news = any(isinstance(e, Note) for e in effects)
-        is_back = self._next_in_s > self.membership.heartbeat_s and beat.state == "joining" and self._is_member(sender)
+        is_back = (
+            self.greeting.every_s > self.membership.heartbeat_s and beat.state == "joining" and self._is_member(sender)
+        )
         if not beat.reply and (is_news or is_back):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
         if beat.digest and (
@@ -380,7 +388,7 @@ class Member:
 
     def look_at(self) -> float:
         """When `tick` has something to do at the latest, as long as nothing comes in and we are not `busy`."""
-        at = min(self._greets_at, self.membership.look_at)
+        at = min(self.greeting.due_at, self.membership.look_at)
         promises = self.attendance.ready is not None and self.consensus.has_say
         return min(at, self.consensus.promised_at + RESEND_S) if promises else at
 
@@ -392,7 +400,7 @@ class Member:
         self.waiting.look(now, in_view=self.in_view, takes=not self.started or self.consensus.goes_on, divided=divided)
         if len(self.standing.admitted) > len(self.membership.peers):
             self.standing.admitted &= self.membership.peers.keys()  # who was forgotten shows again that it may be here
-        if now >= self._greets_at:
+        if self.greeting.look(now):
             effects += self._greet(now)
         if not self.started:
             self.reason = "looking for a peer that knows the swarm's history"
@@ -478,21 +486,16 @@ class Member:
             version=max(self.standing.applied_version, 0),
             digest=self.standing.digest,
             state=self.membership.state,
-            every_s=self._next_in_s,
+            every_s=self.greeting.every_s,
             reply=reply,
             deaf_to=self.membership.deaf_to(),
             group=self.group,
         )
 
-    @property
-    def _greets_at(self) -> float:
-        """As we have said; sooner when our state is another one, for rounds wait for who trains."""
-        same = self._said_state == self.membership.state
-        return self._beat_at + (self._next_in_s if same else self.membership.heartbeat_s)
-
     def _greet(self, now: float) -> list[Effect]:
         """A heartbeat to everybody."""
-        self._beat_at, self._next_in_s, self._said_state = now, self.membership.beat_s, self.membership.state
+        self.greeting.begin(now)
         beat = self._heartbeat()
         others = self.neighbours.some(ASKED) if self.waiting.asks else ()
-        return [Send(p, beat) for p in (*self.membership.known(), *others)]
+        greeted = self.greeting.to(beat, now, settled=bool(self.standing.digest) and not self.waiting.asks)
+        return [*greeted, *(Send(p, beat) for p in others)]

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from typing import Protocol
 
 from farflung.protocol.effects import Effect, Note, Send
 from farflung.protocol.keys import PeerId, short
@@ -52,6 +53,16 @@ NUM_WITNESSES = 3
 """Peers asked for a second opinion, as in SWIM."""
 
 
+class Sign(Protocol):
+    """That a peer goes on to greet us, in the place of its greetings (`greeting.Carrier`)."""
+
+    def newest(self) -> float:
+        """When it did so last."""
+
+    def end(self) -> None:
+        """We have to hear it ourselves again."""
+
+
 class Liveness(StrEnum):
     UNKNOWN = "unknown"
     ALIVE = "alive"
@@ -77,6 +88,21 @@ class Peer:
     """For a second opinion, since it was suspected last; None: not yet."""
     witnessed_at: float = -1.0
     """Latest moment at which, by anybody's word, it was heard."""
+    sign: Sign | None = None
+    """Tells that it lives, while nobody hands on that it says so."""
+
+    def refresh(self) -> None:
+        """By its sign it was heard until now."""
+        if self.sign is not None:
+            heard_at = self.sign.newest()
+            self.heard_at, self.witnessed_at = max(self.heard_at, heard_at), max(self.witnessed_at, heard_at)
+
+    def let_go(self) -> None:
+        """Rely on it no longer, and have it told."""
+        self.refresh()
+        if self.sign is not None:
+            sign, self.sign = self.sign, None
+            sign.end()
 
 
 @dataclass(slots=True)
@@ -211,6 +237,8 @@ class Membership:
         """Those of `view` that live and were heard of a while after the last of them, or we, began to leave: whoever has just died is not among them."""
         since = max((self.peers[p].leaves_since for p in view if p in self.peers and self.leaves(p)), default=-math.inf)
         since = max(since, self._leaves_since if self.leaves(self.me) else -math.inf)
+        for peer in view:
+            self._refreshed(peer)
         return frozenset(
             p for p in self.live(view) if p == self.me or self.peers[p].witnessed_at > since + ON_ITS_WAY_S
         )
@@ -218,6 +246,28 @@ class Membership:
     def heartbeat(self, peer: PeerId) -> Heartbeat | None:
         entry = self.peers.get(peer)
         return entry.heartbeat if entry else None
+
+    def _refreshed(self, peer: PeerId) -> Peer | None:
+        entry = self.peers.get(peer)
+        if entry is not None and entry.sign is not None:
+            entry.refresh()
+        return entry
+
+    def rely(self, peer: PeerId, sign: Sign) -> None:
+        """From now on a sign tells that a peer lives which we hear, and its greetings are not handed on."""
+        self.peers[peer].sign = sign
+
+    def renew(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
+        """It says now how far it is by now."""
+        entry = self.peers[peer]
+        entry.heartbeat, entry.beat_at = beat, now
+
+    def unrely(self, peer: PeerId) -> None:
+        """No longer: it is due as if we had heard its last greeting ourselves."""
+        entry = self._refreshed(peer)
+        if entry is not None and entry.sign is not None:
+            entry.sign = None
+            self._due = min(self._due, self._silent_at(entry))
 
     def runners(self, peers: Iterable[PeerId], version: int) -> list[Runner]:
         """When the live ones of `peers` will be ready that are at this version of the outer state and have said how fast they are."""
@@ -246,8 +296,10 @@ class Membership:
 
     def forget(self, peer: PeerId) -> None:
         """It does not belong here any more. If it comes again, it is new."""
-        if self.peers.pop(peer, None) is not None:
+        entry = self.peers.pop(peer, None)
+        if entry is not None:
             self.news += 1
+            entry.let_go()
 
     def said(self) -> list[tuple[PeerId, Heartbeat]]:
         """Whose heartbeats were heard, and the last one of each."""
@@ -323,7 +375,7 @@ class Membership:
 
     def answer(self, sender: PeerId, target: PeerId, now: float) -> list[Effect]:
         """Answer somebody's probe, when we have anything to say."""
-        entry = self.peers.get(target)
+        entry = self._refreshed(target)
         if entry is None or entry.heard_at == -math.inf:
             return []
         return [Send(sender, Opinion(target, max(0.0, now - entry.heard_at)))]
@@ -336,6 +388,8 @@ class Membership:
         self._due = now + FORGET_AFTER_S  # whoever is kept now may not be then
         for peer in sorted(self.peers):
             entry = self.peers[peer]
+            if entry.sign is not None:
+                continue
             if entry.liveness is Liveness.ALIVE and now > self._silent_at(entry):
                 silent_s = now - max(entry.heard_at, entry.witnessed_at)
                 effects += self._suspect(peer, entry, now, f"silent for {silent_s:.1f} s")
@@ -413,6 +467,7 @@ class Membership:
         before, entry.liveness = entry.liveness, liveness
         if before is liveness:
             return []
+        entry.let_go()
         entry.since = now
         self.news += 1
         self._due = -math.inf

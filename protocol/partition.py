@@ -11,6 +11,7 @@ are on their way. Short rounds have one wave: a transfer costs a millisecond of 
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 NEARLY_EQUAL = 1.5
 """Rates within this factor of the typical one count as equal."""
@@ -30,12 +31,16 @@ def fractions(uplinks: Sequence[float], num_receivers: int, downlinks: Sequence[
     `num_receivers`: peers that get the mean, owners included.
     `downlinks`: bytes/s of each contributor, 0 or less meaning that it is no bound (`narrow`).
     """
-    num = len(uplinks)
-    if num == 1:
+    if len(uplinks) == 1:
         return [1.0]
-    ups = _known(uplinks)
-    downs = [down if down > 0.0 else math.inf for down in downlinks or [0.0] * num]
-    copies = max(num_receivers - 1, 1)
+    downs = [down if down > 0.0 else math.inf for down in downlinks or [0.0] * len(uplinks)]
+    return list(_fractions(tuple(_known(uplinks)), tuple(downs), max(num_receivers - 1, 1)))
+
+
+@lru_cache(maxsize=1024)  # asked after every step, and links change once in a round
+def _fractions(ups: tuple[float, ...], downs: tuple[float, ...], copies: int) -> tuple[float, ...]:
+    """`copies`: of its part, that each owner sends."""
+    num = len(ups)
 
     def largest(time: float, up: float, down: float) -> float:
         # upload: (1 - p) + copies*p <= time*up; download: (num-1)*p + (1 - p) <= time*down
@@ -56,7 +61,7 @@ def fractions(uplinks: Sequence[float], num_receivers: int, downlinks: Sequence[
             low = time
     shares = [largest(high, u, d) for u, d in zip(ups, downs, strict=True)]
     total = sum(shares)
-    return [s / total for s in shares]
+    return tuple(s / total for s in shares)
 
 
 def narrow(downlinks: Sequence[float], uplinks: Sequence[float], num_receivers: int) -> list[float]:

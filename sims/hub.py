@@ -110,6 +110,8 @@ class MemoryHub:
         """When a control message that is at its receiver's machine now has been taken in; None: at once."""
         self.read_at: Callable[[float], float] | None = None
         """The same of a piece of a stream."""
+        self.on_change: Callable[[PeerId | None], None] = lambda peer: None
+        """Whose process has begun, ended, stopped or gone on; None: what lies between has changed."""
         self.counts: Counter[tuple[str, str]] = Counter()
         self.delivered_bytes: defaultdict[PeerId, float] = defaultdict(float)
         """Bulk of each sender that has arrived."""
@@ -193,6 +195,7 @@ class MemoryHub:
         self._paused.pop(network.peer_id, None)
         self._rates.forget(network.peer_id)
         network.stop_serving()
+        self.on_change(network.peer_id)
         for connection in list(self._connections.values()):
             if network.peer_id in connection.peers:
                 connection.killed(network.peer_id, reset=reset)
@@ -203,6 +206,7 @@ class MemoryHub:
         """Stop a peer's process where it stands. Raises KeyError when it is not running."""
         network = self._running[peer]
         self._paused.setdefault(peer, deque())
+        self.on_change(peer)
         self.loop.freeze(network.peer_id)
         self.record("pause", peer, peer, 0, "")
 
@@ -213,6 +217,7 @@ class MemoryHub:
             return
         self.record("resume", peer, peer, 0, "")
         self.loop.thaw(peer)
+        self.on_change(peer)
         for sender, message in kept:
             self.loop.call_soon(self._arrive, sender, self._running[peer], message, context=self._context)
 
@@ -303,6 +308,7 @@ class MemoryHub:
         """Links, routers, cuts or relays have changed."""
         self._paths.clear()
         self._ways.clear()
+        self.on_change(None)
 
     def _find_relays(self) -> None:
         """Somebody has come or gone, who may relay for others."""
@@ -355,12 +361,17 @@ class MemoryHub:
         self._running[network.peer_id] = network
         self._silent.discard(network.peer_id)
         self._find_relays()
+        self.on_change(network.peer_id)
 
     def detach(self, network: Process) -> None:
         """A process has ended of its own accord: its operating system closes what it left open."""
         if self.is_running(network):
             self.resume(network.peer_id)
             self._take_down(network, reset=True)
+
+    def runs(self, peer: PeerId) -> bool:
+        """Whether a peer has a live process."""
+        return peer in self._running
 
     def is_running(self, network: Process) -> bool:
         """True until this very process ends; a later one of the same peer does not count."""

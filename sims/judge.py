@@ -19,6 +19,7 @@ that is judged: it counts votes, follows the samples, and computes means and out
 """
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,9 @@ from farflung.sims.steps import ROUNDING, Steps
 from farflung.sims.swarm import Swarm
 from farflung.sims.votes import Votes
 from farflung.training.outer import OuterState
+
+MOST_LOOKED_AT = 128
+"""Peers whose outer states are compared in one look."""
 
 OUTSIDE_S = 20.0
 """How long a member may be outside in the end where messages are lost: two or three rounds of a small swarm."""
@@ -82,6 +86,8 @@ class Judge:
     _cuts: Cuts = field(default_factory=Cuts)
     _well_at: dict[int, float] = field(default_factory=dict)
     """By peer, when it was last found well, seconds of the simulation's clock."""
+    _looked_at: int = -1
+    """Whose state was looked at last, where they are many."""
     _debts: defaultdict[int, Debts] = field(default_factory=lambda: defaultdict(Debts))
     """By peer."""
 
@@ -314,8 +320,8 @@ class Judge:
 
     def look_at_learners(self) -> None:
         """No commit, no outer step (2), and what a learner trained is what its place says (6)."""
-        for index, peer in sorted(self.swarm.peers.items()):
-            learner = self.swarm.learners[index]
+        for index in self._some_peers():
+            peer, learner = self.swarm.peers[index], self.swarm.learners[index]
             trainer, applier = peer.trainer, peer.applier
             if self.swarm.ids[index] in self.swarm.attackers:
                 continue
@@ -329,6 +335,16 @@ class Judge:
                 self.violate(6, f"peer {index} trained other samples than it accounts for")
             if learner.strayed() > ROUNDING:
                 self.violate(2, f"peer {index}: local progress was lost, or made twice")
+
+    def _some_peers(self) -> list[int]:
+        """Who is looked at now: all, or some where there are many, the next ones each time."""
+        everybody = sorted(self.swarm.peers)
+        if len(everybody) <= MOST_LOOKED_AT:
+            return everybody
+        first = bisect_right(everybody, self._looked_at) % len(everybody)
+        some = [*everybody[first:], *everybody[:first]][:MOST_LOOKED_AT]
+        self._looked_at = some[-1]
+        return some
 
     def _is_state(self, group: Chronicle, outer: OuterState, version: int) -> bool:
         """Whether this is the outer state of `version`: by its digest, or bit by bit like one whose digest was right, which takes a tenth of the time."""

@@ -231,10 +231,10 @@ def bench_fidelity(
 @bench_app.command("scale")
 def bench_scale(
     peers: Annotated[str, typer.Option(metavar="N,...", help="How many, separated by commas.")] = "16,64,256",
-    minutes: Annotated[float, typer.Option(min=1.0, callback=finite, help="Virtual ones.")] = 16.0,
+    minutes: Annotated[float, typer.Option(min=1.0, callback=finite, help="Virtual ones.")] = 120.0,
     as_json: Json = False,
 ) -> None:
-    """Processor time to simulate a peer for an hour, by how many there are: ten minutes."""
+    """Processor time to simulate a peer for an hour, by how many there are: six minutes."""
     from farflung.sims.bench_scale import parse_sizes, run_scale
 
     try:

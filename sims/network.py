@@ -49,7 +49,7 @@ class MemoryNetwork:
         """Send one control message, best effort. Raises ValueError when it is above the limit."""
         if len(message) > MAX_CONTROL_BYTES:
             raise ValueError(f"a control message of {len(message)} bytes; the limit is {MAX_CONTROL_BYTES}")
-        self.meter(peer).sent(self._as_bulk(message))
+        self.meter(peer).sent(self._as_bulk(len(message)))
         self._hub.post(self, peer, bytes(message))
 
     def serve(self, kind: str, handler: StreamHandler) -> None:
@@ -120,7 +120,7 @@ class MemoryNetwork:
             self._hub.record("drop", sender, self._peer_id, len(message), "no handler")
         else:
             self._hub.record("deliver", sender, self._peer_id, len(message), "")
-            self.meter(sender).received(self._as_bulk(message))
+            self.meter(sender).received(self._as_bulk(len(message)))
             self._hub.on_delivery(sender, self._peer_id, message)
             self._context.run(self._on_message, sender, message)
 
@@ -178,9 +178,14 @@ class MemoryNetwork:
             meter = self._meters[peer] = Meter(self._total)
         return meter
 
-    def _as_bulk(self, message: bytes) -> float:
-        """Bytes of bulk that stand for as many as a control message has."""
-        return len(message) / self._hub.link_of(self._peer_id).byte_means
+    def repeated(self, to: "MemoryNetwork", num_bytes: int) -> None:
+        """Count control messages to another process that no message stands for (`echoes`)."""
+        self.meter(to.peer_id).sent(self._as_bulk(num_bytes))
+        to.meter(self.peer_id).received(self._as_bulk(num_bytes))
+
+    def _as_bulk(self, num_bytes: int) -> float:
+        """Bytes of bulk that stand for so many of control messages."""
+        return num_bytes / self._hub.link_of(self._peer_id).byte_means
 
     def _check_running(self) -> None:
         if not self._hub.is_running(self):

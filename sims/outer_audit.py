@@ -4,7 +4,7 @@ A rule with momentum leaves the mean that it was given behind in it, and so says
 mean of a round is then what the contributors' pseudo-gradients say, or the judge finds another one (invariant 4); and the momentum must be what it was.
 """
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from farflung.node.terms import Terms
@@ -41,5 +41,5 @@ def exact_means(terms: Terms) -> bool:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Of two vectors of fp32."""
-    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+    """Of two vectors of fp32 on the CPU; several times as fast as `torch.equal` where they are long."""
+    return np.array_equal(a.numpy().view(np.int32), b.numpy().view(np.int32))

@@ -122,6 +122,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     jitter_ms: float = 5.0
     clock_skew_s: float = 0.0
     """Every clock is off by up to so much, uniform."""
+    greetings: Literal["sent", "reckoned"] = "sent"
+    """Whether each heartbeat is a message, or only those that say something new (`echoes`)."""
 
     def __post_init__(self) -> None:
         for key in ("loss", "duplicate", "reorder"):
@@ -261,6 +263,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(
                 "expect.max_recovery_iterations: there is no pipeline; leave it out, or set manifest.pipeline.stages"
             )
+        if self.network.greetings == "reckoned" and (self.stages > 1 or self.costs.processors):
+            what = "a pipeline" if self.stages > 1 else "costs.processors"
+            raise ConfigError(f'network.greetings = "reckoned": with {what} each greeting is sent; leave it out')
         tokenizer = self.manifest.get("data", {}).get("tokenizer", "bytes")
         if self.mode == "real" and tokenizer != "bytes":
             raise ConfigError(f"manifest.data.tokenizer = {tokenizer!r}: simulated nodes train on bytes; leave it out")

@@ -1,6 +1,6 @@
 """From a scenario to a simulation: nodes, their speeds and links, and the schedule.
 
-In `real` mode a node has what its manifest says, its learner included. In `cost` mode it has a vector of `CELLS` numbers in the place of N parameters:
+In `real` mode a node has what its manifest says, its learner included. In `cost` mode it has a vector of some thousand numbers in the place of N parameters (`num_cells`):
 
     bytes on a link   rates and windows are divided by (bytes of a contribution + bytes of a mean) / (those of the vector),
                       so that a round takes as long, a part at a time, and shares links as it would;
@@ -13,12 +13,14 @@ A whole state has 8 bytes a parameter; with the factor above it moves some 10 % 
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from farflung.compression.int8 import Int8
 from farflung.compression.policy import uniform
+from farflung.node.facilities import NET_EVERY_S
 from farflung.node.learner import FEW_SAMPLES, HELDOUT_SAMPLES
 from farflung.node.manifest_filling import NO_METHOD, fill_method, with_usual_lr
 from farflung.node.recipe import Recipe, read_recipe
@@ -54,11 +56,18 @@ from farflung.training.runtime import Runtime
 from farflung.training.sources import open_dataset
 from farflung.training.tokenizer import ByteTokenizer
 
-CELLS = 1 << 15
-"""Numbers that stand for the model in `cost` mode: 16 blocks of the codec for each of the 64 members that a group may have, and so many that a window of
-the real thing, of a megabyte, is one here, too, up to 140 M parameters."""
-
 CELL_CODEC = Int8(block=32)
+
+MEMBER_CELLS = 16 * CELL_CODEC.block
+"""Numbers in `cost` mode for each member that a group may have: parts of a round are whole blocks of the codec."""
+
+MOST_CELLS = 1 << 15
+
+MOST_NET_LINES = 1440
+"""Of a node, about what it has sent and received, in the time of a scenario, where it is long."""
+
+WINDOW_BYTES = 1 << 20
+"""Of a stream."""
 
 MIN_WINDOW_BYTES = 256
 
@@ -151,7 +160,7 @@ def link_of(peer_class: PeerClass, scenario: Scenario, factor: float = 1.0) -> L
         up_bytes_per_s=peer_class.up_mbit * BYTES_PER_MBIT / factor,
         down_bytes_per_s=peer_class.down_mbit * BYTES_PER_MBIT / factor,
         byte_means=factor,
-        window_bytes=max(MIN_WINDOW_BYTES, round((1 << 20) / factor)),
+        window_bytes=max(MIN_WINDOW_BYTES, round(WINDOW_BYTES / factor)),
         # with shared processors these are work of theirs
         message_s=0.0 if scenario.costs.processors else scenario.costs.message_s,
         write_s=0.0 if scenario.costs.processors else scenario.costs.write_s,
@@ -271,6 +280,8 @@ def _outfit(
         write_s=scenario.costs.write_s,
         asleep=dict.fromkeys(training[0], 0.0) | {"train": step_s},
         attacks=lambda index: by_class[index].attacks,
+        echoes=scenario.network.greetings == "reckoned",
+        net_every_s=max(NET_EVERY_S, scenario.duration_s / MOST_NET_LINES),
     )
 
 
@@ -294,16 +305,26 @@ def _real(recipe: Recipe, dataset: Dataset, scenario: Scenario, signers: list[Ed
     return _outfit(recipe, scenario, signers, learner)
 
 
+def num_cells(recipe: Recipe) -> int:
+    """Numbers that stand for the model in `cost` mode: enough for all members of a group, and, as far as `MOST_CELLS` allow, so many that a window of the real thing, of
+    a megabyte, is one here, too."""
+    for_windows = (
+        math.ceil(recipe.num_parameters * MIN_WINDOW_BYTES / WINDOW_BYTES / CELL_CODEC.block) * CELL_CODEC.block
+    )
+    return min(MOST_CELLS, max(recipe.manifest.max_group * MEMBER_CELLS, for_windows))
+
+
 def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> tuple[Outfit, float]:
-    """Nodes that exchange `CELLS` numbers, and the bytes that each of theirs stands for."""
-    flat = uniform(CELL_CODEC, CELLS)
+    """Nodes that exchange a few numbers (`num_cells`), and the bytes that each of theirs stands for."""
+    cells = num_cells(recipe)
+    flat = uniform(CELL_CODEC, cells)
     factor = (recipe.uplink.expected_nbytes() + recipe.downlink.expected_nbytes()) / (2 * flat.expected_nbytes())
-    share = CELLS / recipe.num_parameters / CELL_CODEC.block
-    cuts = (*(round(cut * share) * CELL_CODEC.block for cut in recipe.cuts[:-1]), CELLS)
+    share = cells / recipe.num_parameters / CELL_CODEC.block
+    cuts = (*(round(cut * share) * CELL_CODEC.block for cut in recipe.cuts[:-1]), cells)
     outer = _calmed(recipe.outer)
     chunk_bytes = max(LEAST_CHUNK_BYTES, int(CHUNK_BYTES / factor) // BYTES_PER_ELEMENT * BYTES_PER_ELEMENT)
     outfit = _outfit(
-        recipe, scenario, signers, lambda index: CostLearner(CELLS, outer, mix=recipe.mix, chunk_bytes=chunk_bytes)
+        recipe, scenario, signers, lambda index: CostLearner(cells, outer, mix=recipe.mix, chunk_bytes=chunk_bytes)
     )
     settings = dataclasses.replace(
         outfit.terms.settings,
@@ -312,7 +333,7 @@ def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> t
         uplink=flat.spec,
         downlink=flat.spec,
         last_codec="",
-        bytes_per_element=flat.expected_nbytes() / CELLS,
+        bytes_per_element=flat.expected_nbytes() / cells,
         fast_bytes_per_s=FAST_BYTES_PER_S / factor,
     )
     terms = Terms(

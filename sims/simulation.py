@@ -30,6 +30,9 @@ CRASH_LINES = 4
 LOOK_S = 2.0
 """Between two looks of the judge at what nodes hold."""
 
+MANY_LOOKS = 10_000
+"""In one simulation: where it is so long, looks are further apart."""
+
 Meddler = Callable[[Swarm], Awaitable[None]]
 """What a test does to a swarm beside the schedule."""
 
@@ -234,8 +237,9 @@ class _Run:
         return links is not None and any(links(peer).drop for peer in range(self._plan.schedule.num_peers))
 
     async def _watch(self) -> None:
+        every_s = max(LOOK_S, self._plan.schedule.duration_s / MANY_LOOKS)
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(every_s)
             self._judge.look()
             self._roll_call.look()
             self._judge.look_who_is_well()

@@ -14,7 +14,7 @@ from torch import Tensor
 from farflung.node.discovery import LOOK_S
 from farflung.node.door import Doors
 from farflung.node.events import Event, EventLog
-from farflung.node.facilities import Facilities, Facts
+from farflung.node.facilities import NET_EVERY_S, Facilities, Facts
 from farflung.node.learner import WholeLearner
 from farflung.node.peer import Peer
 from farflung.node.replica_peer import ReplicaPeer
@@ -27,6 +27,7 @@ from farflung.protocol.saved_vote import SavedVote
 from farflung.sims import clock
 from farflung.sims.attacks import Attack, AttackingNetwork, Backwards
 from farflung.sims.books import Witness
+from farflung.sims.echoes import Echoes
 from farflung.sims.hub import MemoryHub
 from farflung.sims.lives import Lives
 from farflung.sims.network import MemoryNetwork
@@ -83,6 +84,10 @@ class Outfit:
     exit_when_done: bool = False
     attacks: Callable[[int], tuple[Attack, ...]] = lambda index: ()
     """What a peer does beside what honest ones do."""
+    echoes: bool = False
+    """Whether greetings that say nothing new are reckoned, and not sent (`echoes`)."""
+    net_every_s: float = NET_EVERY_S
+    """Between two `net` lines of a node."""
 
 
 @dataclass(slots=True)
@@ -134,6 +139,7 @@ class Swarm:
     """By peer, how many times as long as usual everything takes."""
     _looks: int = 0
     """Of peers for others."""
+    _echoes: Echoes | None = field(init=False, default=None)
     _lives: Lives = field(init=False)
     _processors: Processors | None = field(init=False, default=None)
     _starting: Processors | None = field(init=False, default=None)
@@ -146,6 +152,8 @@ class Swarm:
         self._lives = Lives(self._live_or_crash, self.ids, self.group, self.tasks)
         self.disks = [MemoryStorage() for _ in self.outfit.signers]
         self.labour = [Labour() for _ in self.outfit.signers]
+        if self.outfit.echoes:
+            self._echoes = Echoes(self.hub)
         if self.outfit.processors:
             shared = self._processors = Processors(self.outfit.processors)
             self._starting = Processors(self.outfit.processors)
@@ -233,12 +241,15 @@ class Swarm:
             log=log,
             facts=Facts(device="simulated", pid=0),
             checkpoint_s=outfit.checkpoint_s,
+            net_every_s=outfit.net_every_s,
             exit_when_done=outfit.exit_when_done,
         )
         trained_by = learner if "noise" not in attacks else Backwards(learner, learner.coupled)
         peer = ReplicaPeer(outfit.terms, facilities, trained_by)
         peer.witness_meeting = lambda plan, part, term: self.on_meeting(index, plan, part, term)
         peer.member.waiting.avoids = avoids
+        if self._echoes is not None and not attacks:
+            self._echoes.join(peer, network)
         anchor, history = newest_history(self.disks[index].load_history())
         settings = outfit.terms.settings
         if me == settings.founder and not (history or self.disks[index].votes):

@@ -18,7 +18,7 @@ from farflung.node.allowance import BURST_BYTES, BYTES_PER_S, LEAST_BYTES
 from farflung.node.detours import Detours
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
-from farflung.node.peer import NET_EVERY_S, TICK_S
+from farflung.node.peer import TICK_S
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.terms import Terms
@@ -314,7 +314,7 @@ def test_at_rest_it_looks_again_when_what_comes_makes_anything_due_sooner(monkey
         loop = asyncio.get_running_loop()
         member = peer.member
         monkeypatch.setattr(Membership, "beat_s", 16.0)  # as one of many
-        monkeypatch.setattr(peer, "_state", lambda: ("training", "as usual"))
+        monkeypatch.setattr(peer, "state_now", lambda: ("training", "as usual"))
         async with asyncio.TaskGroup() as group:
             ticking = group.create_task(peer._tick())
             await asyncio.sleep(5.0)
@@ -329,7 +329,7 @@ def test_at_rest_it_looks_again_when_what_comes_makes_anything_due_sooner(monkey
             assert other.liveness is Liveness.DEAD and other.since <= dead_at + 2 * TICK_S
             assert len(looks) <= 8
             looks.clear()
-            await asyncio.sleep(3 * NET_EVERY_S)
+            await asyncio.sleep(3 * peer._net_every_s)
             assert 3 <= len(looks) <= 5, "what it has sent and received is written down all the while"
             ticking.cancel()
 

@@ -5,13 +5,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from farflung.sims.bench_scale import Row, checks
+from farflung.sims.bench_scale import Row, checks, ratio
 from farflung.sims.main import app
 
 
-def row(peers: int, seconds: float) -> Row:
+def row(peers: int, seconds: float, greetings: str = "reckoned") -> Row:
     return Row(
         peers=peers,
+        greetings=greetings,
         hours=1.0,
         rounds=9,
         members=peers,
@@ -26,7 +27,11 @@ def test_peers_are_simulated_and_timed() -> None:
     done = CliRunner().invoke(app, ["bench", "scale", "--peers", "2,3", "--minutes", "22", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
-    assert [(one["peers"], one["members"], one["hours"]) for one in told["rows"]] == [(2, 2, 22 / 60), (3, 3, 22 / 60)]
+    assert [(one["greetings"], one["peers"], one["members"], one["hours"]) for one in told["rows"]] == [
+        ("sent", 2, 2, 22 / 60),
+        ("reckoned", 2, 2, 22 / 60),
+        ("reckoned", 3, 3, 22 / 60),
+    ]
     for one in told["rows"]:
         halves_s = one["coming_s"] + one["settled_s"]
         assert one["rounds"] >= 1 and min(one["coming_s"], one["settled_s"]) > 0.0 and one["peak_mb"] > 100.0
@@ -41,6 +46,9 @@ def test_what_is_too_slow_is_missed() -> None:
     assert large.met is False and "6,000 MB with 3000 peers" in large.measured
     assert all(one.met for one in checks([row(100, 0.02), row(1000, 0.024)]))
     assert checks([row(8, 1.0)])[1].met is None
+    sent = row(8, 2.0, greetings="sent")
+    assert checks([sent, row(8, 1.0)]) == checks([row(8, 1.0)])
+    assert "cost 0.50 s an hour, 4.0 times less than by messages (2.00 s)" in ratio([sent, row(8, 0.5)])
 
 
 @pytest.mark.parametrize("wrong", ["", "0", "8,,16", "many"])

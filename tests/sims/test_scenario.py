@@ -26,7 +26,7 @@ from farflung.sims.scenario import (
     parse_scenario,
     shipped,
 )
-from farflung.sims.scenario_plan import CELLS, prepare, read_scenario
+from farflung.sims.scenario_plan import MOST_CELLS, prepare, read_scenario
 from farflung.sims.scenario_toml import write_scenario
 from farflung.sims.simulation import simulate
 from farflung.sims.swarm import Swarm
@@ -69,7 +69,7 @@ def test_shipped_scenarios_are_sound(name: str) -> None:
     schedule = make_schedule(found, found.seed, SHIPPED)
     assert any(isinstance(fault, Start) for fault in schedule.faults)
     if found.mode == "cost":
-        assert prepare(found, found.seed, schedule).plan.outfit.terms.settings.rules.numel == CELLS
+        assert prepare(found, found.seed, schedule).plan.outfit.terms.settings.rules.numel <= MOST_CELLS
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""When a node greets everybody, and what whoever carries its messages may do of that for it.
+
+Nearly all that peers say to each other is that they still live. A network that stands for many at once (`sims.echoes`) need not carry each of those greetings: it
+is told what a node says, repeats that to whom it has reached, and says who has to be greeted by a message. A real network has no `Carrier`.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from farflung.protocol.effects import Send
+from farflung.protocol.keys import PeerId
+from farflung.protocol.membership import Membership
+from farflung.protocol.messages import Heartbeat
+from farflung.protocol.settings import ASLEEP_S
+
+
+class Carrier(Protocol):
+    """Repeats greetings that say nothing new."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it does so to everybody: until something changes nobody has to be greeted."""
+
+    def greet(self, beat: Heartbeat, to: list[PeerId], now: float) -> list[PeerId]:
+        """We greet `to`; returns those to whom that has to be sent. To the others it is repeated every `beat.every_s` seconds from now on."""
+
+    def newest(self, now: float) -> float:
+        """When it was repeated last."""
+
+
+@dataclass(slots=True)
+class Greeting:
+    """The greetings of one node. All times are seconds of one monotonic clock."""
+
+    membership: Membership
+    every_s: float = field(init=False)
+    """What we said with the last one of when the next comes; it holds, whoever has come since."""
+    carrier: Carrier | None = None
+    _at: float = -1e9
+    """When we last greeted everybody."""
+    _state: str = ""
+    """As which."""
+    _rests: bool = False
+    """Whether it is repeated, and nothing has happened since."""
+
+    def __post_init__(self) -> None:
+        self.every_s = self.membership.beat_s
+
+    @property
+    def due_at(self) -> float:
+        """As we have said; sooner when our state is another one, for rounds wait for who trains."""
+        if self._state != self.membership.state:
+            return self._at + self.membership.heartbeat_s
+        if self._rests:
+            return self._at + self.every_s * max(1, math.ceil(ASLEEP_S / self.every_s) - 2)
+        return self._at + self.every_s
+
+    def look(self, now: float) -> bool:
+        """Whether it is due. Whatever one looks at deadlines for may have changed what we say: so, if it is repeated, it is due by the next time."""
+        if now >= self.due_at:
+            return True
+        if self._rests and self.carrier is not None:
+            self._rests, self._at = False, self.carrier.newest(now)
+        return False
+
+    def begin(self, now: float) -> None:
+        """Greet everybody: what follows says so."""
+        self._at, self.every_s, self._state = now, self.membership.beat_s, self.membership.state
+
+    def to(self, beat: Heartbeat, now: float, *, settled: bool) -> list[Send]:
+        """To everybody whom nobody greets for us. `settled`: whether we have nothing to ask or to learn."""
+        known = self.membership.known()
+        if self.carrier is not None:
+            known = self.carrier.greet(beat, known, now)
+            self._rests = settled and self.carrier.repeats
+        return [Send(p, beat) for p in known]

@@ -1,0 +1,234 @@
+"""Greetings that say nothing new, reckoned instead of sent: with them a day of a thousand peers can be simulated.
+
+Of a group of 16 everybody greets 15 others every two seconds, and all but a few of these 24,000 greetings an hour say what the last one said. So a greeting that
+has come to a peer is *repeated* to it from the second one on, without a message, as long as
+
+- both processes run, neither is stopped, nothing is wrong with the network, and there is a way between the two that loses next to nothing
+- its sender says nothing else, but how far its training is
+- for its receiver it would change nothing (`Member.rests_on`).
+
+When one of these ends, or the receiver wants it (a connection broke, say), the receiver is told when the last one came, and both go on by messages, beat by beat:
+what is new, suspicions and verdicts come as they would have. Whoever does not run is greeted by nobody. The bytes are counted.
+
+What is not as it would be: figures of a peer that change with its steps are looked at by it, and known to others, up to half a minute late; the repeated
+greetings arrive at once, and none is lost.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from farflung.node.events import Event
+from farflung.node.peer import Peer
+from farflung.protocol.keys import SIGNATURE_BYTES, PeerId
+from farflung.protocol.membership import Membership
+from farflung.protocol.messages import Heartbeat, encode
+from farflung.sims.hub import MemoryHub
+from farflung.sims.network import MemoryNetwork
+
+MOST_LOST = 0.02
+"""Share of messages that a way loses, up to which a verdict, after three greetings that were lost and two of others, comes of nothing but silence."""
+
+SAYS_NOTHING = frozenset({"net", "node.state", "span"})
+"""Events of a node that change nothing of what it says."""
+
+COUNT_S = 60.0
+"""Between two counts of the bytes."""
+
+ROUNDING = 1e-6
+"""Of the time between two greetings, that clocks are off."""
+
+ENVELOPE_BYTES = 84 + SIGNATURE_BYTES
+"""Around a greeting: its version, swarm, sender, kind, number and time."""
+
+
+def alike(a: Heartbeat | None, b: Heartbeat) -> bool:
+    """Whether two greetings say the same, but for how far training is, and how fast."""
+    return a is not None and _essence(a) == _essence(b)
+
+
+def _essence(beat: Heartbeat) -> tuple[object, ...]:
+    where = (beat.height, beat.ballot, beat.version, beat.digest, beat.group, beat.state)
+    return *where, beat.every_s, beat.deaf_to, beat.addresses, beat.device, beat.admission
+
+
+class Echoes:
+    """Of one simulated network."""
+
+    def __init__(self, hub: MemoryHub) -> None:
+        self.hub = hub
+        self._by_peer: dict[PeerId, Echo] = {}
+        hub.on_change = self._changed
+
+    def join(self, peer: Peer, network: MemoryNetwork) -> None:
+        """A node has begun: its greetings may be repeated from now on, and those of others to it."""
+        self.leave(network.peer_id)
+        echo = self._by_peer[network.peer_id] = Echo(self, peer, network)
+        peer.member.greeting.carrier = echo
+        peer.log.subscribe(echo.note)
+
+    def leave(self, peer: PeerId) -> None:
+        """A node has ended, perhaps to begin anew in the same process."""
+        echo = self._by_peer.pop(peer, None)
+        if echo is not None:
+            echo.end()
+        for other in self._by_peer.values():
+            other.forget(peer)
+
+    def of(self, peer: PeerId) -> "Echo | None":
+        """Of a node that runs."""
+        return self._by_peer.get(peer)
+
+    def may(self, a: PeerId, b: PeerId) -> bool:
+        """Whether what one says to the other comes there."""
+        hub = self.hub
+        if not hub.quiet or hub.is_paused(a) or hub.is_paused(b) or not hub.reach(a, b):
+            return False
+        return hub.path(a, b).drop <= MOST_LOST
+
+    def _changed(self, peer: PeerId | None) -> None:
+        if peer is None:
+            for echo in self._by_peer.values():
+                echo.end()
+            return
+        if (gone := self._by_peer.get(peer)) is not None:
+            gone.end()
+        if not self.hub.runs(peer):
+            self._by_peer.pop(peer, None)
+        for other in self._by_peer.values():
+            other.forget(peer)
+
+
+@dataclass(slots=True)
+class Echo:
+    """Repeats what one node says (`greeting.Carrier`)."""
+
+    echoes: Echoes
+    peer: Peer
+    network: MemoryNetwork
+    repeats: bool = False
+    """Whether to everybody to whom it would be sent."""
+    _beat: Heartbeat | None = None
+    every_s: float = 1.0
+    _since: float = 0.0
+    """When it was sent."""
+    _counted_at: float = 0.0
+    """When the bytes were."""
+    _is_over: bool = True
+    """Whether it is repeated to nobody before it was sent again."""
+    _hearers: dict[PeerId, "_Heard"] = field(default_factory=dict)
+    _absent: dict[PeerId, None] = field(default_factory=dict)
+    """Whom it greets though they do not run."""
+
+    # ---- the node's own greetings (`greeting.Carrier`) ---------------------------------------------------------
+
+    def greet(self, beat: Heartbeat, to: list[PeerId], now: float) -> list[PeerId]:
+        """See `greeting.Carrier`."""
+        if self._is_over or not alike(self._beat, beat):
+            self.end()
+            self._since, self._is_over = now, False
+        self._beat, self.every_s = beat, beat.every_s
+        if self._since == now:
+            return to
+        me = self.network.peer_id
+        for heard in self._hearers.values():
+            heard.membership.renew(me, beat, now)
+        rest = [p for p in to if p not in self._hearers and not self._is_absent(p) and not self._repeat_to(p)]
+        self.repeats = not rest
+        if len(self._hearers) + len(self._absent) > len(to) - len(rest):
+            for gone in [p for p in (*self._hearers, *self._absent) if p not in to]:
+                self._drop(gone)
+        if now > self._counted_at + COUNT_S:
+            self._counted_at = now
+            for heard in self._hearers.values():
+                heard.count()
+        return rest
+
+    def newest(self, now: float) -> float:
+        """See `greeting.Carrier`."""
+        return self._since + self.every_s * math.floor((now - self._since) / self.every_s + ROUNDING)
+
+    def _is_absent(self, peer: PeerId) -> bool:
+        if self.echoes.hub.runs(peer):
+            return False
+        self._absent[peer] = None
+        return True
+
+    def _repeat_to(self, peer: PeerId) -> bool:
+        """From now on; False where it has to be sent."""
+        other, beat, me = self.echoes.of(peer), self._beat, self.network.peer_id
+        if other is None or beat is None or not self.echoes.may(me, peer):
+            return False
+        member = other.peer.member
+        if not alike(member.membership.heartbeat(me), beat) or not member.rests_on(me, beat):
+            return False
+        last_at = self.echoes.hub.now() - self.every_s
+        self._hearers[peer] = heard = _Heard(self, other, last_at, ENVELOPE_BYTES + len(encode(beat)))
+        heard.membership.rely(me, heard)
+        return True
+
+    # ---- when it is over ---------------------------------------------------------------------------------------
+
+    def note(self, event: Event) -> None:
+        """Something has happened to the node, which may have changed what it says; a step seldom has."""
+        if self.repeats and event["event"] not in SAYS_NOTHING:
+            look = self._look if event["event"] == "step" else self.peer.rest.rouse
+            self.echoes.hub.loop.call_soon(look)
+
+    def _look(self) -> None:
+        if self.peer.state_now()[0] != self.peer.member.membership.state:
+            self.peer.rest.rouse()
+
+    def end(self) -> None:
+        """It says something else, or nothing any more, or nobody knows whether that comes to anybody."""
+        for peer in list(self._hearers):
+            self._drop(peer)
+        self._is_over = True
+        self._absent.clear()
+        self.repeats = False
+        self.peer.rest.rouse()
+
+    def forget(self, peer: PeerId) -> None:
+        """A process has begun or ended, or been stopped: it is greeted by messages again."""
+        if peer in self._hearers or peer in self._absent:
+            self._drop(peer)
+            self.repeats = False
+            self.peer.rest.rouse()
+
+    def _drop(self, peer: PeerId) -> None:
+        self._absent.pop(peer, None)
+        if (heard := self._hearers.get(peer)) is not None:
+            heard.count()
+            heard.membership.unrely(self.network.peer_id)
+            del self._hearers[peer]
+            heard.other.peer.rest.reconsider()
+
+
+@dataclass(slots=True)
+class _Heard:
+    """That it is repeated to one other (`membership.Sign`)."""
+
+    echo: Echo
+    other: Echo
+    counted_at: float
+    """Until when the bytes were."""
+    num_bytes: int
+
+    @property
+    def membership(self) -> Membership:
+        """Of the other."""
+        return self.other.peer.member.membership
+
+    def newest(self) -> float:
+        """See `membership.Sign`."""
+        return self.echo.newest(self.echo.echoes.hub.now())
+
+    def end(self) -> None:
+        """See `membership.Sign`."""
+        self.echo.forget(self.other.network.peer_id)
+
+    def count(self) -> None:
+        """The bytes of what was repeated since they were counted last."""
+        newest = self.newest()
+        num_repeated = round((newest - self.counted_at) / self.echo.every_s)
+        self.counted_at = newest
+        self.echo.network.repeated(self.other.network, num_repeated * self.num_bytes)
