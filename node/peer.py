@@ -431,7 +431,7 @@ class Peer:
     def _do(self, effects: list[Effect]) -> None:
         if effects:
             self._executor.push(effects)
-        self.rest.reconsider()
+        self.rest.reconsider(look=bool(effects))
 
     # ---- what is said of us ------------------------------------------------------------------------------------
 

@@ -33,9 +33,10 @@ class Rest:
                     self._until = self._due_at()
         self._until = -math.inf
 
-    def reconsider(self) -> None:
-        """Something has happened."""
+    def reconsider(self, *, look: bool = False) -> None:
+        """Something has happened: if anything is due sooner by now, sleep until then, or `look` at once."""
         if self._until > -math.inf and self._due_at() < self._until:
+            self._is_roused |= look
             self._changed.set()
 
     def rouse(self) -> None:

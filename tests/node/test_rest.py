@@ -31,7 +31,9 @@ async def _happens(meanwhile: Callable[[Rest], Awaitable[None]], rest: Rest) -> 
     await meanwhile(rest)
 
 
-def at(seconds: float, due: Due, due_at: float, *, rouse: bool = False) -> Callable[[Rest], Awaitable[None]]:
+def at(
+    seconds: float, due: Due, due_at: float, *, rouse: bool = False, look: bool = False
+) -> Callable[[Rest], Awaitable[None]]:
     """After so long something is due at another time."""
 
     async def meanwhile(rest: Rest) -> None:
@@ -40,7 +42,7 @@ def at(seconds: float, due: Due, due_at: float, *, rouse: bool = False) -> Calla
         if rouse:
             rest.rouse()
         else:
-            rest.reconsider()
+            rest.reconsider(look=look)
 
     return meanwhile
 
@@ -65,3 +67,10 @@ def test_it_sleeps_until_something_is_due(due_at: float, happens: float, then: f
 def test_whoever_rouses_it_is_not_kept_waiting() -> None:
     due = {"at": 10.0}
     assert slept(due, at(2.0, due, 10.0, rouse=True)) == pytest.approx(2.0)
+
+
+def test_what_is_due_sooner_may_be_worth_a_look_at_once() -> None:
+    due = {"at": 10.0}
+    assert slept(due, at(2.0, due, 5.0, look=True)) == pytest.approx(2.0)
+    due = {"at": 10.0}
+    assert slept(due, at(2.0, due, 10.0, look=True)) == pytest.approx(10.0), "nothing is"
