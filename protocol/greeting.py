@@ -42,7 +42,10 @@ class Greeting:
     _state: str = ""
     """As which."""
     _rests: bool = False
-    """Whether it is repeated, and nothing has happened since."""
+    """Whether it is repeated, and stands."""
+    _rests_since: float = 0.0
+    _basis: tuple[object, ...] = ()
+    """Of what it said."""
 
     def __post_init__(self) -> None:
         self.every_s = self.membership.beat_s
@@ -53,25 +56,26 @@ class Greeting:
         if self._state != self.membership.state:
             return self._at + self.membership.heartbeat_s
         if self._rests:
-            return self._at + self.every_s * max(1, math.ceil(ASLEEP_S / self.every_s) - 2)
+            return self._rests_since + self.every_s * max(1, math.ceil(ASLEEP_S / self.every_s) - 2)
         return self._at + self.every_s
 
-    def look(self, now: float) -> bool:
-        """Whether it is due. Whatever one looks at deadlines for may have changed what we say: so, if it is repeated, it is due by the next time."""
+    def look(self, now: float, basis: tuple[object, ...]) -> bool:
+        """Whether it is due. `basis`: what follows it; if that has changed, it is due with the next beat, though it is repeated."""
         if now >= self.due_at:
             return True
         if self._rests and self.carrier is not None:
-            self._rests, self._at = False, self.carrier.newest(now)
+            self._at = self.carrier.newest(now)
+            self._rests = self.carrier.repeats and basis == self._basis
         return False
 
     def begin(self, now: float) -> None:
         """Greet everybody: what follows says so."""
         self._at, self.every_s, self._state = now, self.membership.beat_s, self.membership.state
 
-    def to(self, beat: Heartbeat, now: float, *, settled: bool) -> list[Send]:
-        """To everybody whom nobody greets for us. `settled`: whether we have nothing to ask or to learn."""
+    def to(self, beat: Heartbeat, now: float, basis: tuple[object, ...], *, settled: bool) -> list[Send]:
+        """To everybody whom nobody greets for us. `basis`: of what it says; `settled`: whether we have nothing to ask or to learn."""
         known = self.membership.known()
         if self.carrier is not None:
             known = self.carrier.greet(beat, known, now)
-            self._rests = settled and self.carrier.repeats
+            self._rests, self._rests_since, self._basis = settled and self.carrier.repeats, now, basis
         return [Send(p, beat) for p in known]

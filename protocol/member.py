@@ -140,15 +140,6 @@ class Member:
     def _is_stranger(self, peer: PeerId) -> bool:
         return not (peer in self.membership.peers or self._is_member(peer))
 
-    def rests_on(self, sender: PeerId, beat: Heartbeat) -> bool:
-        """Whether to hear the same from a peer once more would change nothing, but that it lives."""
-        if not self.started or not self.membership.direct(sender) or self.membership.leaves(sender):
-            return False
-        head, is_back = self.head.commit, beat.state == "joining" and self._is_member(sender)
-        ahead = beat.height > head.height or (beat.height == head.height and beat.ballot > self.consensus.ballot)
-        differs = beat.version == self.standing.applied_version and beat.digest != self.standing.digest
-        return beat.group == self.group and not (is_back or ahead or differs)
-
     def passes_on(self, message: Forward) -> bool:
         """Whether to, when a member asks. Nobody answers: what does not arrive is said again, by way of another."""
         return message.to != self.me and self.membership.heard_by(message.to)
@@ -400,7 +391,7 @@ class Member:
         self.waiting.look(now, in_view=self.in_view, takes=not self.started or self.consensus.goes_on, divided=divided)
         if len(self.standing.admitted) > len(self.membership.peers):
             self.standing.admitted &= self.membership.peers.keys()  # who was forgotten shows again that it may be here
-        if self.greeting.look(now):
+        if self.greeting.look(now, self._basis):
             effects += self._greet(now)
         if not self.started:
             self.reason = "looking for a peer that knows the swarm's history"
@@ -492,10 +483,16 @@ class Member:
             group=self.group,
         )
 
+    @property
+    def _basis(self) -> tuple[object, ...]:
+        """On what our greetings rest."""
+        said = (self.consensus.ballot, self.standing.applied_version, self.standing.digest, self.membership.state)
+        return *said, self.history.head if self.started else None, self.membership.news, len(self.membership.peers)
+
     def _greet(self, now: float) -> list[Effect]:
         """A heartbeat to everybody."""
         self.greeting.begin(now)
         beat = self._heartbeat()
         others = self.neighbours.some(ASKED) if self.waiting.asks else ()
-        greeted = self.greeting.to(beat, now, settled=bool(self.standing.digest) and not self.waiting.asks)
+        greeted = self.greeting.to(beat, now, self._basis, settled=bool(self.standing.digest) and not self.waiting.asks)
         return [*greeted, *(Send(p, beat) for p in others)]

@@ -5,7 +5,7 @@ has come to a peer is *repeated* to it from the second one on, without a message
 
 - both processes run, neither is stopped, nothing is wrong with the network, and there is a way between the two that loses next to nothing
 - its sender says nothing else, but how far its training is
-- for its receiver it would change nothing (`Member.rests_on`).
+- for its receiver it would change nothing (`changes_nothing`).
 
 When one of these ends, or the receiver wants it (a connection broke, say), the receiver is told when the last one came, and both go on by messages, beat by beat:
 what is new, suspicions and verdicts come as they would have. Whoever does not run is greeted by nobody. The bytes are counted.
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from farflung.node.events import Event
 from farflung.node.peer import Peer
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId
+from farflung.protocol.member import Member
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Heartbeat, encode
 from farflung.sims.hub import MemoryHub
@@ -49,6 +50,16 @@ def alike(a: Heartbeat | None, b: Heartbeat) -> bool:
 def _essence(beat: Heartbeat) -> tuple[object, ...]:
     where = (beat.height, beat.ballot, beat.version, beat.digest, beat.group, beat.state)
     return *where, beat.every_s, beat.deaf_to, beat.addresses, beat.device, beat.admission
+
+
+def changes_nothing(member: Member, sender: PeerId, beat: Heartbeat) -> bool:
+    """Whether it would change nothing to hear the same from a peer once more, but that it lives (`Member.receive`)."""
+    if not member.started or not member.membership.direct(sender) or member.membership.leaves(sender):
+        return False
+    head, is_back = member.head.commit, beat.state == "joining" and sender in member.head.commit.view
+    ahead = beat.height > head.height or (beat.height == head.height and beat.ballot > member.consensus.ballot)
+    differs = beat.version == member.standing.applied_version and beat.digest != member.standing.digest
+    return beat.group == member.group and not (is_back or ahead or differs)
 
 
 class Echoes:
@@ -159,7 +170,7 @@ class Echo:
         if other is None or beat is None or not self.echoes.may(me, peer):
             return False
         member = other.peer.member
-        if not alike(member.membership.heartbeat(me), beat) or not member.rests_on(me, beat):
+        if not alike(member.membership.heartbeat(me), beat) or not changes_nothing(member, me, beat):
             return False
         last_at = self.echoes.hub.now() - self.every_s
         self._hearers[peer] = heard = _Heard(self, other, last_at, ENVELOPE_BYTES + len(encode(beat)))

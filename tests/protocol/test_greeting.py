@@ -11,6 +11,7 @@ from farflung.protocol.settings import ASLEEP_S
 
 ME, OTHER, THIRD = b"m" * 32, b"o" * 32, b"t" * 32
 BEAT_S = 2.0
+BASIS, OTHER_BASIS = (1,), (2,)
 
 
 class Repeats:
@@ -52,39 +53,51 @@ def member(now: float = 0.0) -> Membership:
 
 def greet(greeting: Greeting, now: float, *, settled: bool = True) -> int:
     greeting.begin(now)
-    return len(greeting.to(beat(), now, settled=settled))
+    return len(greeting.to(beat(), now, BASIS, settled=settled))
 
 
 def test_without_a_carrier_everybody_is_greeted_beat_by_beat() -> None:
     greeting = Greeting(member())
     for now in (0.0, 2.0, 4.0):
-        assert greeting.look(now)
+        assert greeting.look(now, BASIS)
         assert greet(greeting, now) == 1
-        assert greeting.due_at == now + BEAT_S and not greeting.look(now + 1.9)
+        assert greeting.due_at == now + BEAT_S and not greeting.look(now + 1.9, OTHER_BASIS)
+
+
+def resting() -> tuple[Greeting, Repeats]:
+    """Since two seconds after the beginning."""
+    greeting, carrier = Greeting(member()), Repeats()
+    greeting.carrier = carrier
+    assert greet(greeting, 0.0) == 1 and greet(greeting, 2.0) == 0
+    return greeting, carrier
 
 
 def test_what_is_repeated_is_looked_at_now_and_then() -> None:
-    greeting = Greeting(member())
-    greeting.carrier = Repeats()
-    assert greet(greeting, 0.0) == 1
-    greeting = Greeting(member())
-    greeting.carrier = Repeats()
-    greet(greeting, 0.0)
-    assert greet(greeting, 2.0) == 0
+    greeting, _ = resting()
     assert ASLEEP_S - 3 * BEAT_S <= greeting.due_at - 2.0 < ASLEEP_S, "else it would take the machine to have slept"
-    assert not greeting.look(11.5), "something has happened"
-    assert greeting.due_at == 12.0, "so it looks again with the next beat"
+    due_at = greeting.due_at
+    assert not greeting.look(11.5, BASIS)
+    assert greeting.due_at == due_at and greeting.look(due_at, BASIS)
+
+
+def test_what_is_not_what_it_was_is_said_with_the_next_beat() -> None:
+    greeting, _ = resting()
+    assert not greeting.look(11.5, OTHER_BASIS)
+    assert greeting.due_at == 12.0
+
+
+def test_who_has_to_be_greeted_by_us_is_with_the_next_beat() -> None:
+    greeting, carrier = resting()
+    carrier.repeats = False
+    assert not greeting.look(11.5, BASIS)
+    assert greeting.due_at == 12.0
 
 
 def test_another_state_is_said_with_the_next_beat() -> None:
-    membership = member()
-    greeting = Greeting(membership)
-    greeting.carrier = Repeats()
-    greet(greeting, 0.0)
-    greet(greeting, 2.0)
-    assert not greeting.look(11.5)
-    membership.state = "ready"
-    assert greeting.due_at == 12.0 and greeting.look(12.0)
+    greeting, _ = resting()
+    assert not greeting.look(11.5, BASIS)
+    greeting.membership.state = "ready"
+    assert greeting.due_at == 12.0 and greeting.look(12.0, BASIS)
 
 
 def test_who_has_questions_does_not_rest() -> None:
