@@ -128,6 +128,9 @@ class Tempo:
         lap = self.settings.rhythm(head.lap)
         if lap.delay_steps == 0:
             return False
+        fellows = [p for p in head.view if p != self.membership.me]
+        if all(runner.ready_at >= now + step_s for runner in self.runners(fellows, now)):
+            return False  # after most steps; whom the round does without need not be known
         nobody_waits_for = self.too_slow(now)[0] | {self.membership.me}
         others = self.runners([p for p in head.view if p not in nobody_waits_for], now)
         return rhythm.is_due(lap, others, step_s=step_s, round_s=self.usual_round_s(), now=now)
