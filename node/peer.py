@@ -407,6 +407,7 @@ class Peer:
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
+        self._net_at = loop.time()
         while True:
             self._do(self.member.tick(self._now()))
             self._update_state()

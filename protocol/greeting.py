@@ -14,6 +14,9 @@ from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Heartbeat
 from farflung.protocol.settings import ASLEEP_S
 
+Basis = tuple[object, ...]
+"""What our greetings rest on: as long as it is the same, so are they."""
+
 
 class Carrier(Protocol):
     """Repeats greetings that say nothing new."""
@@ -42,9 +45,8 @@ class Greeting:
     _state: str = ""
     """As which."""
     _rests: bool = False
-    """Whether it is repeated, and stands."""
     _rests_since: float = 0.0
-    _basis: tuple[object, ...] = ()
+    _basis: Basis = ()
     """Of what it said."""
 
     def __post_init__(self) -> None:
@@ -59,20 +61,29 @@ class Greeting:
             return self._rests_since + self.every_s * max(1, math.ceil(ASLEEP_S / self.every_s) - 2)
         return self._at + self.every_s
 
-    def look(self, now: float, basis: tuple[object, ...]) -> bool:
-        """Whether it is due. `basis`: what follows it; if that has changed, it is due with the next beat, though it is repeated."""
+    @property
+    def rests(self) -> bool:
+        """Whether it is repeated, and stands."""
+        return self._rests
+
+    def look(self, now: float, basis: Basis) -> bool:
+        """Whether it is due."""
         if now >= self.due_at:
             return True
+        self.stir(now, basis)
+        return False
+
+    def stir(self, now: float, basis: Basis | None = None) -> None:
+        """Something may have changed what we say, or `basis`, what follows it, has: though it is repeated, it is due with the next beat."""
         if self._rests and self.carrier is not None:
             self._at = self.carrier.newest(now)
             self._rests = self.carrier.repeats and basis == self._basis
-        return False
 
     def begin(self, now: float) -> None:
         """Greet everybody: what follows says so."""
         self._at, self.every_s, self._state = now, self.membership.beat_s, self.membership.state
 
-    def to(self, beat: Heartbeat, now: float, basis: tuple[object, ...], *, settled: bool) -> list[Send]:
+    def to(self, beat: Heartbeat, now: float, basis: Basis, *, settled: bool) -> list[Send]:
         """To everybody whom nobody greets for us. `basis`: of what it says; `settled`: whether we have nothing to ask or to learn."""
         known = self.membership.known()
         if self.carrier is not None:

@@ -19,7 +19,7 @@ from farflung.protocol.consensus import Consensus
 from farflung.protocol.effects import Apply, Effect, Note, Refusal, Send
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.follower import Follower
-from farflung.protocol.greeting import Greeting
+from farflung.protocol.greeting import Basis, Greeting
 from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId, Signer
 from farflung.protocol.limits import MAX_PIPELINE_PEERS
@@ -243,7 +243,10 @@ class Member:
         """Handle a verified message of another. `via`: who has passed it on. Raises RemoteError, having changed nothing, when it breaks a rule."""
         if sender == self.me:
             raise Refused("a message in our own name", peer=via if via is not None else sender)
-        return self._settle(self._receive(sender, message, now, via), now)
+        effects = self._settle(self._receive(sender, message, now, via), now)
+        if self.greeting.rests:
+            self.greeting.stir(now, self._basis if isinstance(message, Heartbeat) else None)
+        return effects
 
     def _receive(self, sender: PeerId, message: Message, now: float, via: PeerId | None = None) -> list[Effect]:
         if isinstance(message, Heartbeat):
@@ -484,8 +487,7 @@ class Member:
         )
 
     @property
-    def _basis(self) -> tuple[object, ...]:
-        """On what our greetings rest."""
+    def _basis(self) -> Basis:
         said = (self.consensus.ballot, self.standing.applied_version, self.standing.digest, self.membership.state)
         return *said, self.history.head if self.started else None, self.membership.news, len(self.membership.peers)
 
@@ -494,5 +496,5 @@ class Member:
         self.greeting.begin(now)
         beat = self._heartbeat()
         others = self.neighbours.some(ASKED) if self.waiting.asks else ()
-        greeted = self.greeting.to(beat, now, self._basis, settled=bool(self.standing.digest) and not self.waiting.asks)
+        greeted = self.greeting.to(beat, now, self._basis, settled=self.standing.is_calm and not self.waiting.asks)
         return [*greeted, *(Send(p, beat) for p in others)]

@@ -332,6 +332,7 @@ class Membership:
     def told(self, peer: PeerId, now: float, heartbeat: Heartbeat | None = None) -> list[Effect]:
         """Any verified message from a peer that another has passed on."""
         entry = self._entry(peer, now)
+        entry.refresh()
         entry.witnessed_at = now
         return self._lives(peer, entry, now, heartbeat, "others hear it, we do not")
 

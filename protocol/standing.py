@@ -83,6 +83,13 @@ class Standing:
             self._holders = (basis, tuple(p for p in live if self.holds(p)))
         return self._holders[1]
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether we and all members hold the outer state, live, and stay."""
+        view = self.history.head.commit.view if self.digest and self.history else ()
+        stays = not any(self.membership.leaves(p) for p in view)
+        return bool(view) and stays and len(self.holders()) == len(view)
+
     def donors(self) -> list[PeerId]:
         """Live peers that hold a state, whichever, and so a history."""
         return [p for p, beat in self._beats(self.membership.known()) if beat.digest]

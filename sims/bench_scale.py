@@ -41,7 +41,7 @@ mode = "cost"
 duration_s = {seconds}
 [manifest.model]
 preset = "3m"
-seq_len = 1024
+seq_len = 4096
 [manifest.swarm]
 batch_tokens = 40960
 inner_steps = 96

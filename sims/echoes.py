@@ -32,9 +32,6 @@ MOST_LOST = 0.02
 SAYS_NOTHING = frozenset({"net", "node.state", "span"})
 """Events of a node that change nothing of what it says."""
 
-COUNT_S = 60.0
-"""Between two counts of the bytes."""
-
 ROUNDING = 1e-6
 """Of the time between two greetings, that clocks are off."""
 
@@ -75,6 +72,7 @@ class Echoes:
         self.leave(network.peer_id)
         echo = self._by_peer[network.peer_id] = Echo(self, peer, network)
         peer.member.greeting.carrier = echo
+        network.before_count = echo.count
         peer.log.subscribe(echo.note)
 
     def leave(self, peer: PeerId) -> None:
@@ -99,7 +97,7 @@ class Echoes:
     def _changed(self, peer: PeerId | None) -> None:
         if peer is None:
             for echo in self._by_peer.values():
-                echo.end()
+                echo.recheck()
             return
         if (gone := self._by_peer.get(peer)) is not None:
             gone.end()
@@ -122,8 +120,8 @@ class Echo:
     every_s: float = 1.0
     _since: float = 0.0
     """When it was sent."""
-    _counted_at: float = 0.0
-    """When the bytes were."""
+    _ended_at: float = math.inf
+    """When that was over, until it was sent anew."""
     _is_over: bool = True
     """Whether it is repeated to nobody before it was sent again."""
     _hearers: dict[PeerId, "_Heard"] = field(default_factory=dict)
@@ -136,7 +134,7 @@ class Echo:
         """See `greeting.Carrier`."""
         if self._is_over or not alike(self._beat, beat):
             self.end()
-            self._since, self._is_over = now, False
+            self._since, self._is_over, self._ended_at = now, False, math.inf
         self._beat, self.every_s = beat, beat.every_s
         if self._since == now:
             return to
@@ -148,14 +146,16 @@ class Echo:
         if len(self._hearers) + len(self._absent) > len(to) - len(rest):
             for gone in [p for p in (*self._hearers, *self._absent) if p not in to]:
                 self._drop(gone)
-        if now > self._counted_at + COUNT_S:
-            self._counted_at = now
-            for heard in self._hearers.values():
-                heard.count()
         return rest
+
+    def count(self) -> None:
+        """The bytes of what was repeated, before the node asks how many it has sent."""
+        for heard in self._hearers.values():
+            heard.count()
 
     def newest(self, now: float) -> float:
         """See `greeting.Carrier`."""
+        now = min(now, self._ended_at)  # a process that stands greets nobody
         return self._since + self.every_s * math.floor((now - self._since) / self.every_s + ROUNDING)
 
     def _is_absent(self, peer: PeerId) -> bool:
@@ -182,28 +182,40 @@ class Echo:
     def note(self, event: Event) -> None:
         """Something has happened to the node, which may have changed what it says; a step seldom has."""
         if self.repeats and event["event"] not in SAYS_NOTHING:
-            look = self._look if event["event"] == "step" else self.peer.rest.rouse
-            self.echoes.hub.loop.call_soon(look)
+            self.echoes.hub.loop.call_soon(self._look if event["event"] == "step" else self._stir)
 
     def _look(self) -> None:
         if self.peer.state_now()[0] != self.peer.member.membership.state:
-            self.peer.rest.rouse()
+            self._stir()
 
     def end(self) -> None:
-        """It says something else, or nothing any more, or nobody knows whether that comes to anybody."""
+        """It says something else, or nothing any more."""
         for peer in list(self._hearers):
             self._drop(peer)
-        self._is_over = True
+        if not self._is_over:
+            self._is_over, self._ended_at = True, self.echoes.hub.now()
         self._absent.clear()
         self.repeats = False
-        self.peer.rest.rouse()
+        self._stir()
 
     def forget(self, peer: PeerId) -> None:
         """A process has begun or ended, or been stopped: it is greeted by messages again."""
         if peer in self._hearers or peer in self._absent:
             self._drop(peer)
             self.repeats = False
-            self.peer.rest.rouse()
+            self._stir()
+
+    def recheck(self) -> None:
+        """The network has changed: whom that does not concern hears it on."""
+        for peer in list(self._hearers):
+            if not self.echoes.may(self.network.peer_id, peer):
+                self.forget(peer)
+
+    def _stir(self) -> None:
+        """With its next beat the node looks at what it says."""
+        if not self.echoes.hub.is_paused(self.network.peer_id):
+            self.peer.member.greeting.stir(self.echoes.hub.now())
+            self.peer.rest.reconsider()
 
     def _drop(self, peer: PeerId) -> None:
         self._absent.pop(peer, None)
@@ -211,7 +223,8 @@ class Echo:
             heard.count()
             heard.membership.unrely(self.network.peer_id)
             del self._hearers[peer]
-            heard.other.peer.rest.reconsider()
+            if not self.echoes.hub.is_paused(peer):
+                heard.other.peer.rest.reconsider()
 
 
 @dataclass(slots=True)

@@ -217,9 +217,9 @@ class MemoryHub:
             return
         self.record("resume", peer, peer, 0, "")
         self.loop.thaw(peer)
-        self.on_change(peer)
         for sender, message in kept:
             self.loop.call_soon(self._arrive, sender, self._running[peer], message, context=self._context)
+        self.on_change(peer)
 
     def disturb(self, disturbance: Disturbance) -> int:
         """Make the network worse until `calm` is called with the number returned."""

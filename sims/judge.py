@@ -230,9 +230,10 @@ class Judge:
 
     # ---- every two seconds -------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def look(self, *, everybody: bool = False) -> None:
+        """`everybody`: at all states, however many there are."""
         self.look_at_histories()
-        self.look_at_learners()
+        self.look_at_learners(sorted(self.swarm.peers) if everybody else self._some_peers())
 
     def look_at_histories(self) -> None:
         """One history (invariant 5), and what its commits say of the samples (6)."""
@@ -318,9 +319,9 @@ class Judge:
             position = max(position, stop)
         self._counted_once = merged([*self._counted_once, *taken])
 
-    def look_at_learners(self) -> None:
+    def look_at_learners(self, peers: Iterable[int]) -> None:
         """No commit, no outer step (2), and what a learner trained is what its place says (6)."""
-        for index in self._some_peers():
+        for index in peers:
             peer, learner = self.swarm.peers[index], self.swarm.learners[index]
             trainer, applier = peer.trainer, peer.applier
             if self.swarm.ids[index] in self.swarm.attackers:

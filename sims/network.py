@@ -1,7 +1,7 @@
 """The engine under virtual time: an in-memory network that implements `farflung.node.network.Network`. What lies between the processes is `hub`."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from farflung.node.network import LinkStats, MessageHandler, PeerId, StreamHandler
 from farflung.protocol.errors import FarflungError, NetworkError
@@ -24,6 +24,8 @@ class MemoryNetwork:
         self._serving: dict[asyncio.Task[None], None] = {}
         self._meters: dict[PeerId, Meter] = {}
         self._total = Meter()
+        self.before_count: Callable[[], None] = lambda: None
+        """Counts what has been sent without a message (`repeated`)."""
         self._addresses: dict[PeerId, list[str]] = {}
         self._dialled: dict[PeerId, tuple[Process, float]] = {}
         hub.attach(self)
@@ -94,6 +96,7 @@ class MemoryNetwork:
         return round(self._hub.delivered_bytes[self._peer_id])
 
     def sent_bytes(self) -> int:
+        self.before_count()
         return round(self._total.sent_bytes)
 
     def received_bytes(self) -> int:

@@ -63,8 +63,11 @@ MEMBER_CELLS = 16 * CELL_CODEC.block
 
 MOST_CELLS = 1 << 15
 
-MOST_NET_LINES = 1440
-"""Of a node, about what it has sent and received, in the time of a scenario, where it is long."""
+MANY_NET_LINES = 1440
+"""Of a node, about what it has sent and received, in the time of a scenario: where it is long they are further apart."""
+
+RAREST_NET_S = 60.0
+"""Between two of them, at most: what a node that is killed has sent since the last one is not counted."""
 
 WINDOW_BYTES = 1 << 20
 """Of a stream."""
@@ -281,7 +284,7 @@ def _outfit(
         asleep=dict.fromkeys(training[0], 0.0) | {"train": step_s},
         attacks=lambda index: by_class[index].attacks,
         echoes=scenario.network.greetings == "reckoned",
-        net_every_s=max(NET_EVERY_S, scenario.duration_s / MOST_NET_LINES),
+        net_every_s=min(max(NET_EVERY_S, scenario.duration_s / MANY_NET_LINES), RAREST_NET_S),
     )
 
 

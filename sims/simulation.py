@@ -15,7 +15,7 @@ from farflung.sims import clock
 from farflung.sims.fault_playing import play
 from farflung.sims.faults import Fault, Schedule
 from farflung.sims.hub import Backbone, MemoryHub
-from farflung.sims.judge import Judge
+from farflung.sims.judge import OUTSIDE_S, Judge
 from farflung.sims.links import LinkModel
 from farflung.sims.logs import Chain, chain_of, stage_of
 from farflung.sims.nat import Nat
@@ -185,7 +185,7 @@ class _Run:
             await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
             for task in [*helpers, *until]:
                 task.cancel()
-            judge.look()
+            judge.look(everybody=True)
             report.seconds = self._trail.now
             for peer in hub.running():
                 hub.resume(peer)  # whoever is stopped cannot end
@@ -237,7 +237,7 @@ class _Run:
         return links is not None and any(links(peer).drop for peer in range(self._plan.schedule.num_peers))
 
     async def _watch(self) -> None:
-        every_s = max(LOOK_S, self._plan.schedule.duration_s / MANY_LOOKS)
+        every_s = min(max(LOOK_S, self._plan.schedule.duration_s / MANY_LOOKS), OUTSIDE_S / 2)
         while True:
             await asyncio.sleep(every_s)
             self._judge.look()

@@ -290,7 +290,8 @@ class Swarm:
         while True:
             await asyncio.sleep(LOOK_S)
             for index, peer in sorted(self.peers.items()):
-                peer.found(self._found_by(self.ids[index]))
+                if not self.hub.is_paused(self.ids[index]):  # who stands looks nowhere
+                    peer.found(self._found_by(self.ids[index]))
 
     def _seconds(self, index: int, name: str) -> float:
         slowness, asleep = self.slowness.get(index, 1.0), self.outfit.asleep
