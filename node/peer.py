@@ -457,7 +457,7 @@ class Peer:
         )
 
     def _update_state(self) -> None:
-        state, self.state_reason = self.state_now()
+        state, self.state_reason = self._state()
         stands = self._stands(state)
         news = self.state_reason != self._said_reason and (stands or self._stood)  # the end of standing is said, too
         if state != self.member.membership.state or (news and self._now() >= self._said_at + SAY_AGAIN_S):
@@ -469,8 +469,7 @@ class Peer:
         """Whether it does nothing until somebody else does: why is said again when that changes."""
         return state in STANDING
 
-    def state_now(self) -> tuple[str, str]:
-        """What we are at, as heartbeats say it, and why."""
+    def _state(self) -> tuple[str, str]:
         member, attendance = self.member, self.member.attendance
         if self._stop.is_set():
             return "leaving", self.stop_reason

@@ -306,9 +306,9 @@ class StagePeer(Peer):
         add_roll(rows, self.pipeline.roll, now)
         return rows
 
-    def state_now(self) -> tuple[str, str]:
+    def _state(self) -> tuple[str, str]:
         """Who has nothing that a round could count is not waited for by its chain, so it must not say that it trains."""
-        state, reason = super().state_now()
+        state, reason = super()._state()
         if state == "training" and self.pipeline.leads:
             reason = self.pipeline.coordinator.reason
         stage, roll = self.pipeline.recipe.stage, self.pipeline.roll

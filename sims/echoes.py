@@ -17,7 +17,6 @@ greetings arrive at once, and none is lost.
 import math
 from dataclasses import dataclass, field
 
-from farflung.node.events import Event
 from farflung.node.peer import Peer
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId
 from farflung.protocol.member import Member
@@ -28,9 +27,6 @@ from farflung.sims.network import MemoryNetwork
 
 MOST_LOST = 0.02
 """Share of messages that a way loses, up to which a verdict, after three greetings that were lost and two of others, comes of nothing but silence."""
-
-SAYS_NOTHING = frozenset({"net", "node.state", "span"})
-"""Events of a node that change nothing of what it says."""
 
 ROUNDING = 1e-6
 """Of the time between two greetings, that clocks are off."""
@@ -73,7 +69,6 @@ class Echoes:
         echo = self._by_peer[network.peer_id] = Echo(self, peer, network)
         peer.member.greeting.carrier = echo
         network.before_count = echo.count
-        peer.log.subscribe(echo.note)
 
     def leave(self, peer: PeerId) -> None:
         """A node has ended, perhaps to begin anew in the same process."""
@@ -178,15 +173,6 @@ class Echo:
         return True
 
     # ---- when it is over ---------------------------------------------------------------------------------------
-
-    def note(self, event: Event) -> None:
-        """Something has happened to the node, which may have changed what it says; a step seldom has."""
-        if self.repeats and event["event"] not in SAYS_NOTHING:
-            self.echoes.hub.loop.call_soon(self._look if event["event"] == "step" else self._stir)
-
-    def _look(self) -> None:
-        if self.peer.state_now()[0] != self.peer.member.membership.state:
-            self._stir()
 
     def end(self) -> None:
         """It says something else, or nothing any more."""

@@ -314,7 +314,7 @@ def test_at_rest_it_looks_again_when_what_comes_makes_anything_due_sooner(monkey
         loop = asyncio.get_running_loop()
         member = peer.member
         monkeypatch.setattr(Membership, "beat_s", 16.0)  # as one of many
-        monkeypatch.setattr(peer, "state_now", lambda: ("training", "as usual"))
+        monkeypatch.setattr(peer, "_state", lambda: ("training", "as usual"))
         async with asyncio.TaskGroup() as group:
             ticking = group.create_task(peer._tick())
             await asyncio.sleep(5.0)
