@@ -15,7 +15,7 @@ from farflung.protocol.keys import PeerId
 from farflung.protocol.member import Member
 from farflung.protocol.messages import Heartbeat
 from farflung.sims.churn import make_schedule
-from farflung.sims.echoes import changes_nothing
+from farflung.sims.echoes import Echo, changes_nothing
 from farflung.sims.scenario import parse_scenario
 from farflung.sims.scenario_plan import prepare
 from farflung.sims.simulation import Report, simulate
@@ -126,6 +126,20 @@ peers = ["home/4"]
 for_s = 40.0
 """
 
+
+@pytest.fixture(autouse=True)
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom a node takes for absent does not run, and whoever hears it without messages does."""
+    greet = Echo.greet
+
+    def looking(self: Echo, beat: Heartbeat, to: list[PeerId], now: float) -> list[PeerId]:
+        runs = self.echoes.hub.runs
+        assert not any(map(runs, self._absent)) and all(map(runs, self._hearers))
+        return greet(self, beat, to, now)
+
+    monkeypatch.setattr(Echo, "greet", looking)
+
+
 MANY = "session = { mean_s = 600.0 }\nabsence = { mean_s = 120.0 }"
 
 
@@ -141,6 +155,12 @@ def test_what_goes_wrong_is_seen_when_it_would_be_if_each_were_sent(more: str, h
     assert len(reckoned.times("round.commit")) == pytest.approx(len(sent.times("round.commit")), abs=6)
     assert reckoned.report.members == sent.report.members
     assert reckoned.sent_bytes() == pytest.approx(sent.sent_bytes(), rel=0.03)
+
+
+def test_who_was_stopped_is_heard_as_soon_as_it_goes_on() -> None:
+    for greetings in ("sent", "reckoned"):
+        again = [at for at in swarm(greetings, more=CUT).times("peer.alive") if at > 600.0]
+        assert again and again == pytest.approx([740.0] * len(again), abs=0.2)
 
 
 def test_of_many_that_come_and_go_as_many_are_members(heartbeats: Counter[str]) -> None:
