@@ -32,7 +32,7 @@ class Repeats:
 
 
 class Told:
-    """That somebody greets us, every two seconds since `since`."""
+    """That somebody has greeted us last at some time."""
 
     def __init__(self, at: float) -> None:
         self.at = at
@@ -144,6 +144,13 @@ def test_by_a_sign_it_was_heard_whoever_asks() -> None:
     assert membership.sure([OTHER]) == {OTHER}
     membership.leave(49.5)
     assert membership.sure([OTHER]) == frozenset()
+
+
+def test_what_others_pass_on_of_it_says_no_more_than_its_sign() -> None:
+    membership = member()
+    membership.rely(OTHER, Told(59.0))
+    membership.told(OTHER, 60.0)
+    assert not membership.unheard(OTHER) and membership.direct(OTHER)
 
 
 def test_it_says_how_far_it_is() -> None:

@@ -163,6 +163,13 @@ def test_who_was_stopped_is_heard_as_soon_as_it_goes_on() -> None:
         assert again and again == pytest.approx([740.0] * len(again), abs=0.2)
 
 
+def test_who_was_stopped_for_nearly_too_long_is_not_called_dead() -> None:
+    """It greets at once when it goes on, for it was to greet long before."""
+    stopped = '[[happenings]]\nat = 471.7\nwhat = "pause"\npeers = ["home/3"]\nfor_s = 11.2'
+    for greetings in ("sent", "reckoned"):
+        assert not swarm(greetings, more=stopped, minutes=9.0).times("peer.dead")
+
+
 def test_of_many_that_come_and_go_as_many_are_members(heartbeats: Counter[str]) -> None:
     sent = swarm("sent", session=MANY)
     by_messages = heartbeats.pop("greetings")
