@@ -31,6 +31,7 @@ _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _MAX_LIBP2P_TEXT = 64
 _BACKUP_MARK = "farflung identity "
 _MAX_BACKUP_CHARS = 4096
+_REMEDY = "remove the file and restore your backup (farflung id restore). Without one, remove it as well: a new key is made, which to every swarm is another peer"
 
 
 def default_path() -> Path:
@@ -79,7 +80,7 @@ class Identity:
             raise
         except OSError as error:
             raise IdentityError(f"cannot read {path}: {error.strerror}; check its owner and mode") from error
-        return cls(_parse_pem(text, None, str(path)))
+        return cls(_parse_pem(text, None, str(path), remedy=_REMEDY))
 
     def save(self, path: Path) -> None:
         """Write the key file with mode 0600, whole or not at all.
@@ -134,7 +135,8 @@ class Identity:
         name, _, pem = text.strip().partition("\n")
         if not name.startswith(_BACKUP_MARK) or len(text) > _MAX_BACKUP_CHARS:
             raise IdentityError(f"this is no identity backup: its first line must begin with '{_BACKUP_MARK}'")
-        identity = cls(_parse_pem(pem.encode(), passphrase, "the backup"))
+        remedy = "take another copy of it" if passphrase is None else "give the right one, or take another copy"
+        identity = cls(_parse_pem(pem.encode(), passphrase, "the backup", remedy=remedy))
         if identity.libp2p_id != name.removeprefix(_BACKUP_MARK).strip():
             raise IdentityError("the backup is damaged: its key does not fit the id in its first line")
         return identity
@@ -148,15 +150,16 @@ class Identity:
         return self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
 
 
-def _parse_pem(data: bytes, passphrase: str | None, where: str) -> Ed25519PrivateKey:
+def _parse_pem(data: bytes, passphrase: str | None, where: str, *, remedy: str) -> Ed25519PrivateKey:
     if len(data) > _MAX_BACKUP_CHARS:
-        raise IdentityError(f"{where} is too long for an identity; restore it from a backup")
+        raise IdentityError(f"{where} is too long for an identity; {remedy}")
     try:
         key = serialization.load_pem_private_key(data, passphrase.encode() if passphrase else None)
     except TypeError as error:
         raise IdentityError(f"{where}: a passphrase is needed for a sealed backup, and only there") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise IdentityError(f"{where} is damaged, or the passphrase is wrong; restore it from a backup") from error
+        why = "is damaged" if passphrase is None else "is damaged, or the passphrase is wrong"
+        raise IdentityError(f"{where} {why}; {remedy}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise IdentityError(f"{where} holds a key of another kind; an Ed25519 key is needed")
     return key

@@ -39,12 +39,12 @@ def test_readable_by_others_is_refused_with_the_remedy(tmp_path: Path) -> None:
         Identity.load_or_create(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", b"x" * 10_000])
+@pytest.mark.parametrize("content", [b"", b"-----BEGIN PRIVATE KEY-----\nMC4CAQ", b"nonsense", b"x" * 10_000])
 def test_damaged_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "identity.pem"
     path.touch(mode=0o600)
     path.write_bytes(content)
-    with pytest.raises(IdentityError):
+    with pytest.raises(IdentityError, match=r"remove the file and restore your backup \(farflung id restore\)"):
         Identity.load_or_create(path)
 
 
