@@ -44,10 +44,11 @@ class Greeting:
     """When we last greeted everybody."""
     _state: str = ""
     """As which."""
-    _rests: bool = False
+    rests: bool = False
+    """Whether what we said is repeated, and stands."""
     _rests_since: float = 0.0
     _basis: Basis = ()
-    """Of what it said."""
+    """Of what we said."""
 
     def __post_init__(self) -> None:
         self.every_s = self.membership.beat_s
@@ -57,14 +58,9 @@ class Greeting:
         """As we have said; sooner when our state is another one, for rounds wait for who trains."""
         if self._state != self.membership.state:
             return self._at + self.membership.heartbeat_s
-        if self._rests:
+        if self.rests:
             return self._rests_since + self.every_s * max(1, math.ceil(ASLEEP_S / self.every_s) - 2)
         return self._at + self.every_s
-
-    @property
-    def rests(self) -> bool:
-        """Whether it is repeated, and stands."""
-        return self._rests
 
     def look(self, now: float, basis: Basis) -> bool:
         """Whether it is due."""
@@ -75,9 +71,9 @@ class Greeting:
 
     def stir(self, now: float, basis: Basis | None = None) -> None:
         """Something may have changed what we say, or `basis`, what follows it, has: though it is repeated, it is due with the next beat."""
-        if self._rests and self.carrier is not None:
+        if self.rests and self.carrier is not None:
             self._at = self.carrier.newest(now)
-            self._rests = self.carrier.repeats and basis == self._basis
+            self.rests = self.carrier.repeats and basis == self._basis
 
     def begin(self, now: float) -> None:
         """Greet everybody: what follows says so."""
@@ -88,5 +84,5 @@ class Greeting:
         known = self.membership.known()
         if self.carrier is not None:
             known = self.carrier.greet(beat, known, now)
-            self._rests, self._rests_since, self._basis = settled and self.carrier.repeats, now, basis
+            self.rests, self._rests_since, self._basis = settled and self.carrier.repeats, now, basis
         return [Send(p, beat) for p in known]

@@ -249,7 +249,7 @@ class Membership:
 
     def _refreshed(self, peer: PeerId) -> Peer | None:
         entry = self.peers.get(peer)
-        if entry is not None and entry.sign is not None:
+        if entry is not None:
             entry.refresh()
         return entry
 

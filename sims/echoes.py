@@ -31,7 +31,7 @@ MOST_LOST = 0.02
 ROUNDING = 1e-6
 """Of the time between two greetings, that clocks are off."""
 
-ENVELOPE_BYTES = 84 + SIGNATURE_BYTES
+ENVELOPE_BYTES = 87 + SIGNATURE_BYTES
 """Around a greeting: its version, swarm, sender, kind, number and time."""
 
 
@@ -64,19 +64,11 @@ class Echoes:
         hub.on_change = self._changed
 
     def join(self, peer: Peer, network: MemoryNetwork) -> None:
-        """A node has begun: its greetings may be repeated from now on, and those of others to it."""
-        self.leave(network.peer_id)
+        """A node has begun, perhaps anew in the same process: its greetings may be repeated from now on, and those of others to it."""
+        self._changed(network.peer_id)
         echo = self._by_peer[network.peer_id] = Echo(self, peer, network)
         peer.member.greeting.carrier = echo
         network.before_count = echo.count
-
-    def leave(self, peer: PeerId) -> None:
-        """A node has ended, perhaps to begin anew in the same process."""
-        echo = self._by_peer.pop(peer, None)
-        if echo is not None:
-            echo.end()
-        for other in self._by_peer.values():
-            other.forget(peer)
 
     def of(self, peer: PeerId) -> "Echo | None":
         """Of a node that runs."""
@@ -115,10 +107,8 @@ class Echo:
     every_s: float = 1.0
     _since: float = 0.0
     """When it was sent."""
-    _ended_at: float = math.inf
-    """When that was over, until it was sent anew."""
-    _is_over: bool = True
-    """Whether it is repeated to nobody before it was sent again."""
+    _ended_at: float = -math.inf
+    """When that was over; infinite until then."""
     _hearers: dict[PeerId, "_Heard"] = field(default_factory=dict)
     _absent: dict[PeerId, None] = field(default_factory=dict)
     """Whom it greets though they do not run."""
@@ -127,9 +117,9 @@ class Echo:
 
     def greet(self, beat: Heartbeat, to: list[PeerId], now: float) -> list[PeerId]:
         """See `greeting.Carrier`."""
-        if self._is_over or not alike(self._beat, beat):
+        if self._ended_at < math.inf or not alike(self._beat, beat):
             self.end()
-            self._since, self._is_over, self._ended_at = now, False, math.inf
+            self._since, self._ended_at = now, math.inf
         self._beat, self.every_s = beat, beat.every_s
         if self._since == now:
             return to
@@ -178,8 +168,7 @@ class Echo:
         """It says something else, or nothing any more."""
         for peer in list(self._hearers):
             self._drop(peer)
-        if not self._is_over:
-            self._is_over, self._ended_at = True, self.echoes.hub.now()
+        self._ended_at = min(self._ended_at, self.echoes.hub.now())
         self._absent.clear()
         self.repeats = False
         self._stir()

@@ -86,14 +86,8 @@ class Steps:
             *(swarm.learners[peer].outer.params for peer in sorted(swarm.peers) if peer != index),
             *(state for states in self._came_to.values() for state in states),
         ]
-        begins = float(term[0])
-        heads = [float(other[part.start].bfloat16()) for other in theirs]
         for mine in [swarm.learners[index].outer.params, *own.recently()]:
-            mine_begins = float(mine[part.start])
-            for other, head in zip(theirs, heads, strict=True):
-                off = abs(weight * (mine_begins - head) - begins)
-                if off > 2 * MEETING_ERROR * (1 + abs(begins)):
-                    continue  # nearly all of many, by one number
+            for other in theirs:
                 wanted = weight * (mine[piece] - other[piece].bfloat16().float())
                 if torch.allclose(wanted, term, rtol=MEETING_ERROR, atol=MEETING_ERROR):
                     self._note_met(plan, part, wanted)

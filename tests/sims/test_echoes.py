@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.protocol.bus import beat as said
-from tests.protocol.bus import history_of, new_member, rules, signers
+from tests.protocol import bus
 
 from farflung.node.events import Event
 from farflung.protocol.errors import ConfigError
@@ -40,9 +39,6 @@ greetings = "{greetings}"
 {more}
 """
 
-UNTIMED = frozenset({"step", "net", "span", "node.state"})
-"""Events that are looked at in other tests, or that come by the clock."""
-
 
 def swarm(greetings: str, *, peers: int = 6, minutes: float = 14.0, session: str = "", more: str = "") -> "Seen":
     text = SCENARIO.format(seconds=60.0 * minutes, peers=peers, greetings=greetings, session=session, more=more)
@@ -62,9 +58,6 @@ class Seen:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-
-    def counts(self) -> Counter[str]:
-        return Counter(str(event["event"]) for event in self.events if event["event"] not in UNTIMED)
 
     def times(self, what: str) -> list[float]:
         return sorted(float(event["time"]) for event in self.events if event["event"] == what)
@@ -91,42 +84,6 @@ def heartbeats(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-KILLED = """
-[[happenings]]
-at = 250.3
-what = "kill"
-peers = ["home/2"]
-for_s = 120.0
-[[happenings]]
-at = 500.0
-what = "leave"
-peers = ["home/4"]
-for_s = 100.0
-[[happenings]]
-at = 700.0
-what = "power"
-peers = ["home/1"]
-"""
-
-CUT = """
-[[happenings]]
-at = 250.3
-what = "partition"
-peers = ["home/1", "home/2"]
-for_s = 60.0
-[[happenings]]
-at = 470.0
-what = "pause"
-peers = ["home/3"]
-for_s = 9.0
-[[happenings]]
-at = 700.0
-what = "pause"
-peers = ["home/4"]
-for_s = 40.0
-"""
-
-
 @pytest.fixture(autouse=True)
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whom a node takes for absent does not run, and whoever hears it without messages does."""
@@ -139,6 +96,24 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Echo, "greet", looking)
 
+
+def happens(at: float, what: str, peers: str, *, for_s: float | None = None) -> str:
+    """A happening of a scenario."""
+    lasts = "" if for_s is None else f"for_s = {for_s}\n"
+    return f'[[happenings]]\nat = {at}\nwhat = "{what}"\npeers = [{peers}]\n{lasts}'
+
+
+KILLED = (
+    happens(250.3, "kill", '"home/2"', for_s=120.0)
+    + happens(500.0, "leave", '"home/4"', for_s=100.0)
+    + happens(700.0, "power", '"home/1"')
+)
+
+CUT = (
+    happens(250.3, "partition", '"home/1", "home/2"', for_s=60.0)
+    + happens(470.0, "pause", '"home/3"', for_s=9.0)
+    + happens(700.0, "pause", '"home/4"', for_s=40.0)
+)
 
 MANY = "session = { mean_s = 600.0 }\nabsence = { mean_s = 120.0 }"
 
@@ -165,7 +140,7 @@ def test_who_was_stopped_is_heard_as_soon_as_it_goes_on() -> None:
 
 def test_who_was_stopped_for_nearly_too_long_is_not_called_dead() -> None:
     """It greets at once when it goes on, for it was to greet long before."""
-    stopped = '[[happenings]]\nat = 471.7\nwhat = "pause"\npeers = ["home/3"]\nfor_s = 11.2'
+    stopped = happens(471.7, "pause", '"home/3"', for_s=11.2)
     for greetings in ("sent", "reckoned"):
         assert not swarm(greetings, more=stopped, minutes=9.0).times("peer.dead")
 
@@ -218,14 +193,14 @@ def only_passed_on(other: PeerId, member: Member, beat: Heartbeat) -> None:
     ],
 )
 def test_what_would_change_something_is_sent(changes: dict[str, Any], how: Any, nothing: bool) -> None:
-    us, other, *_ = who = signers(3)
-    member = new_member(us, rules(us.peer_id))
-    assert not changes_nothing(member, other.peer_id, said()), "without a history each is a reason to ask for it"
-    member.begin(None, history_of(who), 0.0)
+    us, other, *_ = who = bus.signers(3)
+    member = bus.new_member(us, bus.rules(us.peer_id))
+    assert not changes_nothing(member, other.peer_id, bus.beat()), "without a history each is a reason to ask for it"
+    member.begin(None, bus.history_of(who), 0.0)
     head = member.head.commit
     assert (head.height, head.version) == (1, 0)
     member.standing.applied(head.height, head.version, b"x" * 32)
-    beat = said(**{"height": head.height, "version": head.version, "digest": b"x" * 32} | changes)
+    beat = bus.beat(**{"height": head.height, "version": head.version, "digest": b"x" * 32} | changes)
     how(other.peer_id, member, beat)
     assert changes_nothing(member, other.peer_id, beat) is nothing
 

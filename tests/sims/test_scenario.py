@@ -62,6 +62,16 @@ def happens(what: str, peers: str, more: str = "") -> str:
     return f'[[happenings]]\nat = 3.0\nwhat = "{what}"\npeers = [{peers}]\n{more}'
 
 
+@pytest.mark.parametrize(
+    ("max_group", "preset", "cells"),
+    [(64, "3m", 32768), (16, "3m", 8192), (4, "3m", 2048), (4, "35m", 8704), (4, "150m", 32768)],
+)
+def test_the_fewer_the_members_the_fewer_numbers_stand_for_the_model(max_group: int, preset: str, cells: int) -> None:
+    text = BASE.replace("inner_steps = 4", f"inner_steps = 4\nmax_group = {max_group}").replace('"tiny"', f'"{preset}"')
+    found = scenario(base=text)
+    assert prepare(found, 0, make_schedule(found, 0, SHIPPED)).plan.outfit.terms.settings.rules.numel == cells
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_scenarios_are_sound(name: str) -> None:
     found = load_scenario(SHIPPED / f"{name}.toml")
@@ -69,7 +79,7 @@ def test_shipped_scenarios_are_sound(name: str) -> None:
     schedule = make_schedule(found, found.seed, SHIPPED)
     assert any(isinstance(fault, Start) for fault in schedule.faults)
     if found.mode == "cost":
-        assert prepare(found, found.seed, schedule).plan.outfit.terms.settings.rules.numel <= MOST_CELLS
+        assert prepare(found, found.seed, schedule).plan.outfit.terms.settings.rules.numel == MOST_CELLS
 
 
 @pytest.mark.parametrize(
