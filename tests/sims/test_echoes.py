@@ -1,20 +1,28 @@
 """Greetings that are reckoned and not sent: the swarm does what it does when each of them is a message."""
 
+import asyncio
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.protocol import bus
 
 from farflung.node.events import Event
+from farflung.node.peer import Peer
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.keys import PeerId
 from farflung.protocol.member import Member
 from farflung.protocol.messages import Heartbeat
+from farflung.sims import clock
 from farflung.sims.churn import make_schedule
-from farflung.sims.echoes import Echo, changes_nothing
+from farflung.sims.echoes import Echo, Echoes, changes_nothing
+from farflung.sims.hub import MemoryHub
+from farflung.sims.links import LinkModel
+from farflung.sims.network import MemoryNetwork
 from farflung.sims.scenario import parse_scenario
 from farflung.sims.scenario_plan import prepare
 from farflung.sims.simulation import Report, simulate
@@ -203,6 +211,37 @@ def test_what_would_change_something_is_sent(changes: dict[str, Any], how: Any, 
     beat = bus.beat(**{"height": head.height, "version": head.version, "digest": b"x" * 32} | changes)
     how(other.peer_id, member, beat)
     assert changes_nothing(member, other.peer_id, beat) is nothing
+
+
+def test_who_begins_anew_in_its_process_is_greeted_by_messages() -> None:
+    """As one that goes to another group does: what it had heard before, it has not."""
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        hub = MemoryHub(loop, random.Random(1), LinkModel())
+        echoes, who = Echoes(hub), bus.signers(2)
+        networks = [MemoryNetwork(hub, signer.peer_id) for signer in who]
+
+        def begins(index: int) -> Member:
+            member = bus.new_member(who[index], bus.rules(who[0].peer_id))
+            member.begin(None, bus.history_of(who), loop.time())
+            rest = SimpleNamespace(reconsider=lambda: None)
+            echoes.join(cast(Peer, SimpleNamespace(member=member, rest=rest)), networks[index])
+            return member
+
+        us, other = begins(0), begins(1)
+        carrier, beat = us.greeting.carrier, bus.beat(height=1)
+        assert carrier is not None and carrier.greet(beat, [other.me], loop.time()) == [other.me]
+        other.membership.heard(us.me, loop.time(), beat)
+        await asyncio.sleep(beat.every_s)
+        assert carrier.greet(beat, [other.me], loop.time()) == [] and carrier.repeats
+        assert other.membership.peers[us.me].sign is not None
+        anew = begins(1)
+        assert not carrier.repeats and other.membership.peers[us.me].sign is None
+        assert carrier.greet(beat, [anew.me], loop.time()) == [anew.me]
+
+    clock.run(body())
 
 
 @pytest.mark.parametrize(
