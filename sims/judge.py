@@ -161,6 +161,7 @@ class Judge:
             case "node.start":
                 self._debts.pop(index, None)
                 self._plans.pop(index, None)
+                self._steps.came_to(self.swarm.learners[index].outer.params, index)
             case "round.scatter":
                 self._debts[index].sent(int(event["round"]))
                 self._on_scatter(index, int(event["round"]), str(event["plan"]))

@@ -50,7 +50,7 @@ class Steps:
         self._met: OrderedDict[tuple[bytes, int], Tensor] = OrderedDict()
         """By plan and start of the part, what meetings have added to means."""
         self._came_to: defaultdict[int, deque[Tensor]] = defaultdict(lambda: deque(maxlen=KEPT_STATES))
-        """By peer, the outer parameters of its last rounds."""
+        """By peer, the outer parameters that its lives began with and of its last rounds."""
 
     def contributes(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
         """A peer sends what it has made of these samples."""

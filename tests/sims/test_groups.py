@@ -7,7 +7,7 @@ import pytest
 from tests.sims.test_chaos import quiet
 from tests.thorough import further
 
-from farflung.sims.chaos import Wire, toy_outfit
+from farflung.sims.chaos import Wire, brisk_plan, toy_outfit
 from farflung.sims.faults import Heal, Kill, Partition, Schedule, Start
 from farflung.sims.simulation import Plan, Report, simulate
 
@@ -147,3 +147,8 @@ def test_where_a_network_fails_for_everybody_nobody_gives_up_what_it_has() -> No
     assert not [line for line in report.events if " node.stop " in line and float(line.split()[0]) < 400.0]
     rounds = [line for line in report.events if " round.commit " in line and float(line.split()[0]) > mended + 60.0]
     assert {line.split()[1] for line in rounds} == {str(peer) for peer in range(8)}
+
+
+def test_who_has_just_started_is_met_at_the_state_that_it_began_with() -> None:
+    """Brisk seed 7517: what is added for it is right, though its group has left that state behind, and it has as well when it is added."""
+    assert simulate(brisk_plan(7517)).violations == []
