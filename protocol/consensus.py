@@ -136,9 +136,10 @@ class Consensus:
         """What was promised and voted for before a restart."""
         self._saved |= {vote.group: vote for vote in votes}
 
-    def has_voted_in(self, group: bytes) -> bool:
-        """Or promised anything."""
-        return group in self._saved
+    def has_voted_after(self, group: bytes, height: int) -> bool:
+        """Or promised anything, on what follows after this height of a group: so it has, or had, a place that a history up to there may not show."""
+        vote = self._saved.get(group)
+        return vote is not None and vote.height > height
 
     def begin(self, now: float) -> list[Effect]:
         """The history is another one."""

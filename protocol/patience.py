@@ -1,5 +1,6 @@
 """When a member gives up waiting: for a proposer, which the next ballot leaves behind, for a quorum, and to be let go. Pure: reads a member, changes nothing."""
 
+from collections.abc import Collection
 from typing import Protocol
 
 from farflung.protocol.acceptor import Acceptor
@@ -85,11 +86,19 @@ def not_gone(s: Waiting, now: float) -> list[PeerId]:
 
 def is_needed(s: Waiting, now: float) -> bool:
     """Whether somebody who stays, or is on its way in, could decide something with us and nothing without us: what a member that leaves waits for longest.
-    Gone before it is let go it stays in the view, and others of that would need its vote, or the state that it alone has, for ever. Who was not heard of since it
-    began to leave may have died before, and counts as nobody who stays."""
+    Gone before it is let go it stays in the view, and others of that would need its vote, or the state that it alone has, for ever. What it has voted for may yet
+    be decided, so the view of that counts as well."""
     if not s.standing.holds(s.me):
         return False
-    view, membership, others = s.head.commit.view, s.membership, not_gone(s, now)
+    voted = s.acceptor.accepted
+    views = [s.head.commit.view] if voted is None else [s.head.commit.view, voted.commit.view]
+    return any(_is_needed_in(s, view, now) for view in views if s.me in view)
+
+
+def _is_needed_in(s: Waiting, view: Collection[PeerId], now: float) -> bool:
+    """The same with a view. Who was not heard of since it began to leave may have died before, and counts as nobody who stays."""
+    membership = s.membership
+    others = [p for p in view if p != s.me and membership.dead_for(p, now) == 0.0]
     stay = [p for p in others if not membership.leaves(p)]
     beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
     if not stay and not any(beat is not None and beat.state == "joining" for beat in beats):

@@ -1,7 +1,7 @@
 """How long a peer waits for a group that can decide nothing before it begins anew with another one; a newcomer also for one that is full and may not divide any more.
 
 Who has a place is needed for the quorum of its group, and has trained for it: it waits five times as long, for its fellows may come back. What it has promised and
-voted for stays on its disk (`saved_vote`), and binds it if it ever comes back to that group.
+voted for stays on its disk (`saved_vote`), and binds it if it ever comes back to that group. Whoever comes back after it was let go has no place, and is a newcomer.
 
 It gives up the state that it has. So there has to be another group that goes on, as we hear from its peers, whom we ask while we wait: where a network fails nobody hears
 anybody, and everybody keeps what there is.

@@ -345,7 +345,7 @@ def test_what_its_disk_says_that_it_has_voted_for_binds_it_though_its_history_is
         async with asyncio.TaskGroup() as group:
             group.create_task(peer.run(anchor=None, history=[], known={}))
             await asyncio.sleep(1.0)
-            assert peer.member.consensus.has_voted_in(saved.group)
+            assert peer.member.consensus.has_voted_after(saved.group, saved.height - 1)
             peer.stop("the test is over")
 
     assert not refusals(body)

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from itertools import permutations
 
 import pytest
+from msgspec import structs
 from tests.protocol.bus import LATENCY_S, TICK_S, Bus, Letter, Node, beat, rounds, sent, settled, until_phase
 
 from farflung.protocol import patience
 from farflung.protocol.chain import Commit
 from farflung.protocol.effects import Reduce, SaveVote, Send
 from farflung.protocol.messages import (
+    Accepted,
     Collected,
     Committed,
     Cut,
@@ -402,6 +404,18 @@ def test_who_leaves_is_needed_where_those_who_stay_decide_nothing_alone() -> Non
     bus.kill(2)
     assert bus.run(30.0, lambda: not any(bus.nodes[i].member.membership.alive(bus.ids[2]) for i in (0, 1)))
     assert len(bus.commits[max(bus.commits)].view) == 3 and needed(bus, 0, 1) == [True, True]
+
+
+def test_who_leaves_is_needed_where_what_it_voted_for_leaves_out_who_decides_without_it() -> None:
+    """Brisk seed 9924: of three it went, for the other two decide without it; then a round was decided that it had voted for, whose view had one of them only."""
+    bus = settled(Bus(3, removal_s=60.0))
+    head = bus.commits[max(bus.commits)]
+    goes, stays, third = (bus.index(p) for p in head.view)
+    acceptor = bus.nodes[goes].member.consensus.acceptor
+    acceptor.accepted = Accepted(0, structs.replace(head, height=head.height + 1, view=head.view[:2]))
+    assert needed(bus, goes, stays, third) == [True, False, False]
+    acceptor.accepted = Accepted(0, structs.replace(head, height=head.height + 1, view=head.view[1:]))
+    assert needed(bus, goes) == [False], "where it is to be let go"
 
 
 def test_who_leaves_is_needed_by_nobody_where_all_leave() -> None:

@@ -370,7 +370,7 @@ def test_a_quorum_ends_the_waiting() -> None:
     assert not one.waits_in_vain(90.0)
 
 
-@pytest.mark.parametrize("vote", [None, SavedVote(HEAD.height + 1, 1, group=HEAD.group)])
+@pytest.mark.parametrize("vote", [None, SavedVote(SPLIT.height + 1, 1, group=SPLIT.group)])
 def test_who_had_a_place_waits_for_longer(vote: SavedVote | None) -> None:
     """Whether it is in the view now, or a vote on its disk says that it was."""
     one = new_member(BY_ID[IDS[2]] if vote is None else WHO[4], replace(FULL, vain_s=30.0))
@@ -384,6 +384,17 @@ def test_who_had_a_place_waits_for_longer(vote: SavedVote | None) -> None:
         assert one.reason.endswith(goes) == (now > 10), (
             "the first answers say where the other group is, those from 10 s on that it goes on"
         )
+
+
+def test_who_comes_back_after_it_was_let_go_waits_as_a_newcomer() -> None:
+    """Brisk seeds 3884 and 7111: the last member of a group left, and one that had left before came back to find nobody."""
+    one = new_member(WHO[4], replace(FULL, vain_s=30.0))
+    one.recall([SavedVote(SPLIT.height, 1, group=SPLIT.group)])
+    one.begin(None, [*PAST, CERTIFIED], 0.0)
+    for now in range(1, 60):
+        one.tick(float(now))
+        answers(one, now // 10, float(now))
+        assert one.waits_in_vain(float(now)) == (now > 30.0)
 
 
 def test_a_member_gives_up_its_state_for_nothing_but_a_group_that_goes_on() -> None:
