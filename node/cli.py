@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from farflung.node.flags import Device, Dtype, Home, Json, Swarm, known_swarm, print_json, working
 from farflung.node.id_cli import id_app
+from farflung.node.loading import loading
 from farflung.node.model_cli import model_app
 from farflung.node.parting_cli import parting_app
 from farflung.protocol.errors import FarflungError
@@ -212,7 +213,8 @@ def create(
         home=home,
     )
     with working(f"founding {name} ..."):
-        from farflung.node import daemon
+        with loading():
+            from farflung.node import daemon
 
         made = daemon.create(options)
     if as_json:
@@ -335,7 +337,7 @@ def join(
 
     # A wrong name or invitation is told of before torch is loaded, which takes seconds.
     local_swarm(resolve_paths(home), swarm, options.peers)
-    with working("starting ..."):
+    with working("starting ..."), loading():
         from farflung.node import daemon
 
     daemon.run_join(options)
@@ -375,7 +377,8 @@ def doctor(
     if name is not None or model is None:
         known_swarm(home, name)
     with working("examining this machine ..."):
-        from farflung.node import doctor as examination
+        with loading():
+            from farflung.node import doctor as examination
 
         findings = examination.examine(options)
     if as_json:

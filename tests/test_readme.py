@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.thorough import mostly
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -148,7 +149,7 @@ def test_make_runs_what_it_is_said_to_run(command: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ALONE)
+@pytest.mark.parametrize("command", mostly(set(ALONE) - {"farflung sim run straggler"}, ALONE))
 def test_a_command_runs_alone(tmp_path: Path, command: str) -> None:
     done = run(tmp_path, command.replace("NAME", "name"))
     refused = done.returncode == 2 and "usable are" in done.stderr

@@ -109,7 +109,7 @@ def test_a_newcomer_does_not_wait_for_a_group_that_can_decide_nothing() -> None:
     assert {"1", "6"} <= set(trained) and "0" not in trained
 
 
-@pytest.mark.parametrize("back_at", [None, 200.0])
+@pytest.mark.parametrize("back_at", [None, *further(200.0)])
 def test_a_member_does_not_wait_for_ever_for_one_without_whom_its_group_decides_nothing(back_at: float | None) -> None:
     """Of the two peers of the smaller group that one is killed. The other one goes to the larger group when it has waited for 100 s. If its fellow comes back after that, it
     goes on where it was, for it decides alone, and follows nobody whose versions are other bytes than its own."""

@@ -98,6 +98,7 @@ def recipe(small: Scenario) -> Recipe:
     return read_scenario(small, Ed25519Signer(bytes(32)).peer_id)[0]
 
 
+@pytest.mark.thorough
 def test_short_steps_go_on_after_each_round(text: str) -> None:
     """Whoever is busy with its stage's round for a moment is not waited for for long."""
     quick = text.replace("tokens_per_s = 64.0", "tokens_per_s = 640.0").replace(

@@ -37,6 +37,7 @@ def test_a_stage_of_one_is_lost_and_a_newcomer_begins_it_anew() -> None:
     assert swarm.losses()[-1] < 0.7 * swarm.losses()[0]
 
 
+@pytest.mark.thorough
 def test_everybody_says_that_a_stage_is_lost_and_what_is_missing_and_when_that_is_over() -> None:
     """Each time: a log must not say for the rest of a lap that a stage is lost which has long been back."""
     back: list[float] = []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.sims.pipeline_story import lives, lose_one, members_of, replace_one, until, until_done
+from tests.thorough import further
 from torch import Tensor
 
 from farflung.node import borrowing, offers, renewal, shadows
@@ -130,7 +131,7 @@ def shuffled(weights: Tensor) -> Tensor:
     return weights[torch.randperm(len(weights), generator=torch.Generator().manual_seed(0))]
 
 
-@pytest.mark.parametrize("spoilt", [opposite, shuffled])
+@pytest.mark.parametrize("spoilt", [opposite, *further(shuffled)])
 def test_a_shadow_that_is_none_is_found_out_before_anybody_computes_with_it(
     monkeypatch: pytest.MonkeyPatch, spoilt: Callable[[Tensor], Tensor]
 ) -> None:

@@ -59,7 +59,7 @@ def rungs(swarm: PipelineSwarm) -> dict[int, str]:
     ("shadows", "made"),
     [
         # the copy of stage 1 lies with the peer of stage 4, for only that and stage 3 are not beside it; that of stage 4 with another
-        (1.0, {FIRST: "fitted mean", LAST: "shadow"}),
+        *further((1.0, {FIRST: "fitted mean", LAST: "shadow"})),
         *further((0.0, {FIRST: "fitted mean", LAST: "interpolation"})),  # of both neighbours, and of the only one
     ],
 )

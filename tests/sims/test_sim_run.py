@@ -203,11 +203,13 @@ def test_whoever_waits_is_told_how_far_it_is_and_the_run_is_the_same(real: Path)
     assert simulate_any(plan).log_sha256 == json.loads(said)["log_sha256"]
 
 
+@pytest.mark.thorough
 def test_another_seed_is_another_run(real: Path) -> None:
     first, second = (json.loads(sim("run", real, "--json", "--seed", seed)[1]) for seed in (1, 2))
     assert first["log_sha256"] != second["log_sha256"]
 
 
+@pytest.mark.thorough
 def test_the_method_may_be_another_one(real: Path) -> None:
     def sent(*words: str) -> int:
         return int(json.loads(sim("run", real, "--json", *words)[1])["sent_bytes"])
