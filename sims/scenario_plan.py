@@ -63,7 +63,7 @@ MEMBER_CELLS = 16 * CELL_CODEC.block
 
 MOST_CELLS = 1 << 15
 
-MANY_NET_LINES = 1440
+MANY_NET_LINES = 120
 """Of a node, about what it has sent and received, in the time of a scenario: where it is long they are further apart."""
 
 RAREST_NET_S = 60.0
