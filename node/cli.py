@@ -332,11 +332,15 @@ def join(
         as_json=as_json,
         home=home,
     )
+    from farflung.node.control import only_node
     from farflung.node.paths import resolve_paths
     from farflung.node.wanted import local_swarm
 
-    # A wrong name or invitation is told of before torch is loaded, which takes seconds.
-    local_swarm(resolve_paths(home), swarm, options.peers)
+    # A wrong name or invitation, or a second node, is told of before torch is loaded, which takes seconds.
+    known = local_swarm(resolve_paths(home), swarm, options.peers).swarm
+    if known is not None:
+        with only_node(known):
+            pass
     with working("starting ..."), loading():
         from farflung.node import daemon
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from farflung.node import options
 from farflung.node.cli import app
-from farflung.node.control import ControlServer
+from farflung.node.control import ControlServer, only_node
 from farflung.node.paths import resolve_paths
 from farflung.node.query import peer_table
 from farflung.node.status import LedgerStatus, NodeStatus, PeerStatus, SampleStatus, SampleStop
@@ -148,6 +148,18 @@ def test_help_and_status_import_nothing_heavy(tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_second_node_is_told_of_at_once(home: Path) -> None:
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom farflung.node.cli import app\n"
+        f"done = CliRunner().invoke(app, ['join', 'alpha', '--home', {str(home)!r}])\n"
+        "print(done.exit_code, 'torch' in sys.modules, done.output)"
+    )
+    [swarm] = resolve_paths(home, {}).swarms()
+    with only_node(swarm):
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.startswith("2 False error: a node of swarm alpha runs here already"), result.stdout
 
 
 def test_status_and_peers_of_a_running_node(home: Path) -> None:
