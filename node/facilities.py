@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.network import Network
+from farflung.node.sealed_mail import Decode
 from farflung.node.storage import Held, Storage
+from farflung.protocol import messages
 from farflung.protocol.keys import Signer
+from farflung.protocol.messages import Message
 from farflung.protocol.pipeline_messages import UNKNOWN, Domains
 
 NET_EVERY_S = 5.0
@@ -41,3 +44,5 @@ class Facilities:
     net_every_s: float = NET_EVERY_S
     """Between two `net` lines in the log."""
     exit_when_done: bool = True
+    decode: Decode[Message] = messages.decode
+    """Of its mail; nodes that share a process may share what is decoded."""

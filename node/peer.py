@@ -36,7 +36,6 @@ from farflung.node.serving import Left, Serving
 from farflung.node.statesync import StateSync
 from farflung.node.terms import Terms
 from farflung.node.trainer import Host, Trainer
-from farflung.protocol import messages
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import Effect
 from farflung.protocol.errors import RemoteError
@@ -169,7 +168,7 @@ class Peer:
         self._journal = doors.journal.run
         self._storage = storage
         self._held = facilities.held
-        self._mail = SealedMail(network, signer, settings.swarm, messages.decode)
+        self._mail = SealedMail(network, signer, settings.swarm, facilities.decode)
         self._detours = Detours(network, self._mail, settings.swarm, self.member.admitted)
         self._exit_when_done = facilities.exit_when_done
         self._net_every_s = facilities.net_every_s

@@ -32,6 +32,7 @@ from farflung.sims.hub import MemoryHub
 from farflung.sims.lives import Lives
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.processors import Processors
+from farflung.sims.shared_mail import SharedDecode
 from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
 from farflung.training.coupled import Coupled
 
@@ -139,6 +140,7 @@ class Swarm:
     """By peer, how many times as long as usual everything takes."""
     _looks: int = 0
     """Of peers for others."""
+    _decode: SharedDecode = field(init=False, default_factory=SharedDecode)
     _echoes: Echoes | None = field(init=False, default=None)
     _lives: Lives = field(init=False)
     _processors: Processors | None = field(init=False, default=None)
@@ -243,6 +245,7 @@ class Swarm:
             checkpoint_s=outfit.checkpoint_s,
             net_every_s=outfit.net_every_s,
             exit_when_done=outfit.exit_when_done,
+            decode=self._decode,
         )
         trained_by = learner if "noise" not in attacks else Backwards(learner, learner.coupled)
         peer = ReplicaPeer(outfit.terms, facilities, trained_by)
