@@ -35,7 +35,7 @@ class Departure:
             return self.is_let_go or since_s >= self.patience_s
         if patience.is_needed(deciding, now):
             return since_s >= max(self.patience_s, HAND_OVER_S)
-        return since_s >= self.patience_s or not patience.not_gone(deciding, now)
+        return since_s >= self.patience_s or not patience.not_gone(deciding, deciding.head.commit.view, now)
 
     @property
     def is_let_go(self) -> bool:

@@ -154,7 +154,7 @@ class Member:
         """Start from a history: the genesis, what was saved, or what a donor sent (checked before)."""
         effects = [*self.attendance.drop(final=False), *self.attendance.give_up("the history went on without us")]
         self.history.replace(anchor, history)
-        self.waiting.begin(now, has_voted=self.consensus.has_voted_after(self.group, self.head.commit.height))
+        self.waiting.begin(now, had_a_place=self.consensus.has_voted_after(self.group, self.head.commit.height))
         for peer in self.head.commit.view:
             self.membership.expect(peer, now)
         self.follower.elsewhere.clear()

@@ -79,9 +79,9 @@ def why_no_quorum(s: Waiting) -> str:
     return no_quorum(view, s.membership.live(view), s.standing.holders())
 
 
-def not_gone(s: Waiting, now: float) -> list[PeerId]:
-    """Other members that nobody has called dead, those among them that we have not heard yet, since we have just started."""
-    return [p for p in s.head.commit.view if p != s.me and s.membership.dead_for(p, now) == 0.0]
+def not_gone(s: Waiting, view: Collection[PeerId], now: float) -> list[PeerId]:
+    """Others of a view that nobody has called dead, those among them that we have not heard yet, since we have just started."""
+    return [p for p in view if p != s.me and s.membership.dead_for(p, now) == 0.0]
 
 
 def is_needed(s: Waiting, now: float) -> bool:
@@ -97,8 +97,7 @@ def is_needed(s: Waiting, now: float) -> bool:
 
 def _is_needed_in(s: Waiting, view: Collection[PeerId], now: float) -> bool:
     """The same with a view. Who was not heard of since it began to leave may have died before, and counts as nobody who stays."""
-    membership = s.membership
-    others = [p for p in view if p != s.me and membership.dead_for(p, now) == 0.0]
+    membership, others = s.membership, not_gone(s, view, now)
     stay = [p for p in others if not membership.leaves(p)]
     beats = [membership.heartbeat(p) for p in membership.live(membership.known())]
     if not stay and not any(beat is not None and beat.state == "joining" for beat in beats):

@@ -41,9 +41,9 @@ class Waiting:
     _goes_on_at: float = -math.inf
     """When another group was last heard to go on."""
 
-    def begin(self, now: float, *, has_voted: bool) -> None:
-        """The history is another one; nobody of its view was heard yet."""
-        self._had_a_place = has_voted
+    def begin(self, now: float, *, had_a_place: bool) -> None:
+        """The history is another one; nobody of its view was heard yet. `had_a_place`: whether it has one there that the history does not show."""
+        self._had_a_place = had_a_place
         self._takes_at = now
 
     def look(self, now: float, *, in_view: bool, takes: bool, divided: bool) -> None:

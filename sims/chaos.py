@@ -58,7 +58,7 @@ DARK_FEEDBACK = (
     FeedbackSpec(uplink="residual", downlink="residual"),
     FeedbackSpec(uplink="kept"),
 )
-VAIN_S = 15.0
+NEWCOMER_S = 15.0
 """Until a newcomer gives up a group that is gone: with the verdict that it is gone, and a round elsewhere, well within the shortest calm stretch."""
 HAND_S = 0.002
 """What everything but training takes."""
@@ -131,7 +131,7 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
         max_round_s=30.0,
         waves_from_s=0.0 if seed % 4 in (1, 2) else math.inf,
         removal_s=10.0,
-        vain_s=VAIN_S,
+        vain_s=NEWCOMER_S,
         heartbeat_s=2.0,
         admits=lambda peer, token: True,
     )

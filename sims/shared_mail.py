@@ -1,7 +1,7 @@
 """Messages that many simulated nodes receive are decoded once.
 
-What is decoded never changes, so nodes of one process can share it. Commits go to all members and stay in their histories and on their disks: of a group of
-64 each had its own copy. Nothing that a node does depends on it.
+What is decoded never changes, so nodes of one process can share it. Commits go to all members and stay in their histories and on their disks, in a group of
+64 as one object instead of 64. Nothing that a node does depends on it.
 """
 
 from collections import OrderedDict

@@ -55,12 +55,13 @@ def rungs(swarm: PipelineSwarm) -> dict[int, str]:
     return {event["stage"]: event["rung"] for event in swarm.happened("stage.made")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("shadows", "made"),
     [
         # the copy of stage 1 lies with the peer of stage 4, for only that and stage 3 are not beside it; that of stage 4 with another
-        *further((1.0, {FIRST: "fitted mean", LAST: "shadow"})),
-        *further((0.0, {FIRST: "fitted mean", LAST: "interpolation"})),  # of both neighbours, and of the only one
+        (1.0, {FIRST: "fitted mean", LAST: "shadow"}),
+        (0.0, {FIRST: "fitted mean", LAST: "interpolation"}),  # of both neighbours, and of the only one
     ],
 )
 def test_the_first_and_the_last_stage_are_lost_together(shadows: float, made: dict[int, str]) -> None:

@@ -33,7 +33,7 @@ ELSEWHERE = {"attacker": "test_attacks", "nat": "test_nat"}
 """Whose beginnings other tests look at."""
 
 WHOLE = ("local-3",)
-"""Run to their end; `straggler` is by the README's test, `stage-lost-6x1` by `test_pipeline_scenario`."""
+"""Run to their end, as `stage-lost-6x1` is by `test_pipeline_scenario`."""
 
 WHOLE_LATER = ("home-8gb", "spot", "straggler", "thin-uplink", "trace")
 """That take minutes."""
