@@ -141,7 +141,7 @@ min_round_s = 5.0
 max_round_s = 60.0
 """
 
-PROMPT = "def "
+PROMPT, SAMPLES = "def ", 3
 
 
 class DemoStuck(LocalError):
@@ -446,8 +446,8 @@ def _conclude(out: Path, story: Story, recipe: Recipe, made: CreatedSwarm, solo:
     survivors = [node for node in story.nodes if not node.killed]
     best = max(survivors, key=lambda node: (_saved_version(node), -story.nodes.index(node)))
     daemon.export(ExportOptions(swarm=made.hash_hex, folder=out / "model", home=best.home))
-    text = PROMPT + _sample(out / "model", recipe)
-    (out / "model" / "sample.txt").write_text(text + "\n", encoding="utf-8")
+    samples = _samples(out / "model", recipe)
+    (out / "model" / "sample.txt").write_text("\n\n".join(samples) + "\n", encoding="utf-8")
     numel = recipe.num_parameters
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     run = RunFacts(
@@ -465,7 +465,7 @@ def _conclude(out: Path, story: Story, recipe: Recipe, made: CreatedSwarm, solo:
             f"peer, a round every {INNER_STEPS} steps in {recipe.uplink.spec}, {UP_MBPS:g} Mbit/s up each; all nodes on one "
             f"machine with {cores} cores. Data-parallel: ring all-reduce of fp32 gradients among {FIRST_NODES}, each step."
         ),
-        sample_text=text,
+        samples=samples,
     )
     save_run(out / "run.json", run)
 
@@ -475,11 +475,14 @@ def _saved_version(node: DemoNode) -> int:
     return -1 if saved is None else saved[1].version
 
 
-def _sample(folder: Path, recipe: Recipe) -> str:
-    """A few lines from the exported model."""
+def _samples(folder: Path, recipe: Recipe) -> list[str]:
+    """What the exported model writes; more than one, since it may end a text after a line."""
     model = Decoder(recipe.model, seed=0)
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[name])
-    return sample_text(model, ByteTokenizer(), PROMPT, Sampling(max_tokens=220, temperature=0.6, seed=1))
+    return [
+        PROMPT + sample_text(model, ByteTokenizer(), PROMPT, Sampling(max_tokens=120, temperature=0.6, seed=seed))
+        for seed in range(SAMPLES)
+    ]

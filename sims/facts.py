@@ -141,8 +141,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What the run was to come to; empty when nobody said."""
     description: str = ""
     """One line on model, data and machine, for people."""
-    sample_text: str = ""
-    """Some lines written by the trained model."""
+    samples: list[str] = []
+    """Texts that the trained model wrote, prompt included; each may be short, as documents may."""
 
 
 def load_run(path: Path) -> RunFacts:

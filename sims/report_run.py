@@ -105,9 +105,9 @@ def run_sections(scene: Scene) -> list[Markup]:
         markup.section("Peers", "", _peers_table(scene)),
         markup.section("Invariants", CHECKED_NOTE, _checks_table(figures), _refused_table(figures["refused"])),
     ]
-    if scene.run.sample_text:
-        said = Markup(f"<pre>{text(scene.run.sample_text)}</pre>")
-        sections.append(markup.section("What the model writes", "A sample from the exported model.", said))
+    if samples := scene.run.samples:
+        said = Markup("".join(f"<pre>{text(sample)}</pre>" for sample in samples))
+        sections.append(markup.section("What the model writes", "Samples from the exported model.", said))
     return sections
 
 

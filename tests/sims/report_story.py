@@ -165,7 +165,9 @@ def write_run(folder: Path) -> RunFacts:
             suspended={KEYS[killed]: [(start, stop) for start, stop in kept[killed]]},
         ),
         description="micro preset (1.05 M parameters), bytes, text of the Python installation; 2 CPU cores",
-        sample_text='def parse(self, value):\n    """Return the value as a string <str>."""\n    return self._read(value)',
+        samples=[
+            'def parse(self, value):\n    """Return the value as a string <str>."""\n    return self._read(value)'
+        ],
     )
     save_run(folder / "run.json", run)
     return run
