@@ -1,6 +1,7 @@
 """The engine under virtual time: an in-memory network that implements `farflung.node.network.Network`. What lies between the processes is `hub`."""
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping
 
 from farflung.node.network import LinkStats, MessageHandler, PeerId, StreamHandler
@@ -27,7 +28,8 @@ class MemoryNetwork:
         self.before_count: Callable[[], None] = lambda: None
         """Counts what has been sent without a message (`repeated`)."""
         self._addresses: dict[PeerId, list[str]] = {}
-        self._dialled: dict[PeerId, tuple[Process, float]] = {}
+        self._dialled: dict[PeerId, tuple[weakref.ReferenceType[Process], float]] = {}
+        """Weak: else whoever ends stays in memory, with all of its node, for as long as anybody who knew it does."""
         hub.attach(self)
 
     @property
@@ -154,16 +156,14 @@ class MemoryNetwork:
 
     def keeps(self, target: Process | None) -> bool:
         """Whether a connection to that process, which we have dialled before, is still open."""
-        known, used_at = self._dialled.get(b"" if target is None else target.peer_id, (None, 0.0))
-        return (
-            known is not None
-            and known is target
-            and self._hub.now() < used_at + self._hub.link_of(self._peer_id).kept_s
-        )
+        if target is None or target.peer_id not in self._dialled:
+            return False
+        known, used_at = self._dialled[target.peer_id]
+        return known() is target and self._hub.now() < used_at + self._hub.link_of(self._peer_id).kept_s
 
     def note_dialled(self, target: Process) -> None:
         """A stream to that process was opened now."""
-        self._dialled[target.peer_id] = (target, self._hub.now())
+        self._dialled[target.peer_id] = (weakref.ref(target), self._hub.now())
 
     def stop_serving(self) -> None:
         """See `network.Network`; also for the end of a process."""
