@@ -216,10 +216,10 @@ class Judge:
             self.violate(3, f"round {event['round']} left parts out, and nobody was gone")
         self._look_at_history(index)
         self._check_debts(group, index, int(event["round"]))
-        outer = self.swarm.learners[index].outer
+        outer, its = self.swarm.learners[index].outer, group.at(int(event["round"]))
+        self._steps.check(self.swarm, its, outer, version, int(event["round"]))
         if len(self.groups) > 1:
-            self._steps.came_to(outer.params, index)
-        self._steps.check(self.swarm, group.at(int(event["round"])), outer, version, int(event["round"]))
+            self._steps.came_to(outer.params, index, its.recently())
 
     def _check_debts(self, group: Chronicle, index: int, height: int) -> None:
         """What a peer had sent until the round that it has applied: by the history, for it may have the outer state after a round from others, and say nothing of the round."""

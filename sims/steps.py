@@ -10,7 +10,8 @@ from farflung.protocol import ledger
 from farflung.protocol.chain import Commit, PartResult, RoundResult
 from farflung.protocol.messages import Part
 from farflung.sims.chronicle import KEPT_STATES, Chronicle
-from farflung.sims.intervals import numbers
+from farflung.sims.facts import Interval
+from farflung.sims.intervals import numbers, runs
 from farflung.sims.outer_audit import same_bits, taken_step
 from farflung.sims.swarm import Swarm
 from farflung.training.outer import OuterState
@@ -43,9 +44,9 @@ class Steps:
         """`exact_means`: see `judge.Judge`."""
         self._violate = violate
         self._exact_means = exact_means
-        self._gradients: dict[int, OrderedDict[tuple[int, ...], Tensor]] = {}
+        self._gradients: dict[int, OrderedDict[tuple[Interval, ...], Tensor]] = {}
         """By peer and samples."""
-        self._dropped: dict[int, OrderedDict[tuple[int, ...], None]] = {}
+        self._dropped: dict[int, OrderedDict[tuple[Interval, ...], None]] = {}
         """By peer, samples of those that are not remembered any more."""
         self._met: OrderedDict[tuple[bytes, int], Tensor] = OrderedDict()
         """By plan and start of the part, what meetings have added to means."""
@@ -54,18 +55,21 @@ class Steps:
 
     def contributes(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
         """A peer sends what it has made of these samples."""
+        made_of = runs(samples)
         kept = self._gradients.setdefault(index, OrderedDict())
-        kept[samples] = gradient.clone()
+        kept[made_of] = gradient.clone()
         dropped = self._dropped.setdefault(index, OrderedDict())
-        dropped.pop(samples, None)
+        dropped.pop(made_of, None)
         if len(kept) > KEPT_GRADIENTS:
             dropped[kept.popitem(last=False)[0]] = None
         if len(dropped) > KEPT_SAMPLES:
             dropped.popitem(last=False)
 
-    def came_to(self, params: Tensor, index: int) -> None:
-        """Others may meet a peer at any state that it comes to: an attacker's, of which nobody judges how, and one that its group has long left behind."""
-        self._came_to[index].append(params.clone())
+    def came_to(self, params: Tensor, index: int, known: Iterable[Tensor] = ()) -> None:
+        """Others may meet a peer at any state that it comes to: an attacker's, of which nobody judges how, and one that its group has long left behind. `known`: states
+        that are kept anyway, one of which it may be."""
+        same = next((state for state in known if torch.equal(state, params)), None)
+        self._came_to[index].append(params.clone() if same is None else same)
 
     def meets(
         self,
@@ -87,7 +91,7 @@ class Steps:
             *(state for states in self._came_to.values() for state in states),
         ]
         for mine in [swarm.learners[index].outer.params, *own.recently()]:
-            for other in theirs:
+            for other in dict.fromkeys(theirs):  # many are the same ones
                 wanted = weight * (mine[piece] - other[piece].bfloat16().float())
                 if torch.allclose(wanted, term, rtol=MEETING_ERROR, atol=MEETING_ERROR):
                     self._note_met(plan, part, wanted)
@@ -147,7 +151,7 @@ class Steps:
         for contribution in commit.round.contributors:
             index = swarm.numbers[contribution.peer]
             counted, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
-            samples = tuple(numbers(counted))
+            samples = runs(numbers(counted))
             gradient = self._gradients.get(index, OrderedDict()).get(samples)
             if gradient is None:
                 if contribution.peer not in swarm.attackers and samples not in self._dropped.get(index, ()):

@@ -2,7 +2,9 @@
 
 import asyncio
 import dataclasses
+import gc
 import random
+import weakref
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import TypeVar
@@ -403,6 +405,24 @@ def test_a_connection_is_dialled_once_and_kept_for_a_while() -> None:
         assert await took(0) == 0.2, "to another process"
 
     in_lab(body, link=dataclasses.replace(STILL, kept_s=60.0))
+
+
+def test_who_has_ended_is_not_kept_in_memory_by_those_who_had_dialled_it() -> None:
+    """With it its whole node would be, and whoever that had dialled: a day of a swarm took gigabytes."""
+
+    async def body(lab: Lab) -> None:
+        async def nothing(stream: object) -> None:
+            pass
+
+        lab.networks[1].serve("x", nothing)
+        await (await lab.networks[0].open_stream(peer(1), "x")).close()
+        lab.hub.kill(peer(1))
+        gone = weakref.ref(lab.networks.pop(1))
+        await asyncio.sleep(60.0)
+        gc.collect()
+        assert gone() is None
+
+    in_lab(body)
 
 
 def test_what_a_message_costs_beside_its_way_does_not_delay_bulk() -> None:
