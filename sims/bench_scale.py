@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -79,8 +79,8 @@ class Row:
     """Of the processor, for a peer and an hour, in the first half of the time."""
     settled_s: float
     """And in the second."""
-    peak_mb: float
-    """That this process has had so far."""
+    peak_mb: float | None
+    """That this process has had so far; None where that was in a larger simulation before."""
 
 
 def run_scale(*, sizes: Sequence[int], minutes: float, as_json: bool = False) -> list[Row]:
@@ -93,7 +93,7 @@ def run_scale(*, sizes: Sequence[int], minutes: float, as_json: bool = False) ->
             rows.append(measure(peers, minutes))
             shown.advance(task, peers)
         shown.update(task, description="the fewest, greeting by greeting")
-        rows.insert(0, measure(min(sizes), minutes, greetings="sent"))
+        rows.insert(0, replace(measure(min(sizes), minutes, greetings="sent"), peak_mb=None))
     goals = checks(rows)
     if as_json:
         told = {"rows": [asdict(row) for row in rows], "goals": [asdict(goal) for goal in goals]}
@@ -103,8 +103,9 @@ def run_scale(*, sizes: Sequence[int], minutes: float, as_json: bool = False) ->
     for name in ("peers", "greetings", "members", "rounds", "processor s", "s per peer and hour", "then", "peak MB"):
         table.add_column(name, justify="right")
     for row in rows:
-        figures = (f"{row.processor_s:.0f}", f"{row.coming_s:.2f}", f"{row.settled_s:.2f}", f"{row.peak_mb:.0f}")
-        table.add_row(str(row.peers), row.greetings, str(row.members), str(row.rounds), *figures)
+        figures = (f"{row.processor_s:.0f}", f"{row.coming_s:.2f}", f"{row.settled_s:.2f}")
+        peak = "" if row.peak_mb is None else f"{row.peak_mb:.0f}"
+        table.add_row(str(row.peers), row.greetings, str(row.members), str(row.rounds), *figures, peak)
     console.print(table)
     console.print(ratio(rows), markup=False, soft_wrap=True)
     for goal in goals:
@@ -175,6 +176,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     """What scale is held to, by the fewest and the most peers measured."""
     rows = [row for row in rows if row.greetings == "reckoned"]
     fewest, most = min(rows, key=lambda row: row.peers), max(rows, key=lambda row: row.peers)
+    assert most.peak_mb is not None, "by size, each after the smaller ones"
     takes_s, growth = most.settled_s * WANTED_PEER_HOURS, most.settled_s / fewest.settled_s
     return [
         Check(

@@ -34,7 +34,8 @@ def test_peers_are_simulated_and_timed() -> None:
     ]
     for one in told["rows"]:
         halves_s = one["coming_s"] + one["settled_s"]
-        assert one["rounds"] >= 1 and min(one["coming_s"], one["settled_s"]) > 0.0 and one["peak_mb"] > 100.0
+        assert one["rounds"] >= 1 and min(one["coming_s"], one["settled_s"]) > 0.0
+        assert one["peak_mb"] is None if one["greetings"] == "sent" else one["peak_mb"] > 100.0
         assert halves_s * one["peers"] * 11 / 60 == pytest.approx(one["processor_s"])
     assert len(told["goals"]) == 3 and told["goals"][0]["met"] is False
 
