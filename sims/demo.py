@@ -264,8 +264,8 @@ async def _play(out: Path, minutes: float, story: Story) -> None:
         # What the clock does not bring about by then does not happen; `_check_kill` says so.
         await _until(story, lambda: reached(LATE_JOIN_AT), by=until)
         running.append(tasks.create_task(_join(story, _add_node(story, out, made, 5, "joined late"), invitation)))
-        await _until(story, lambda: reached(KILL_AT) and story.nodes[2].status.version > 1, by=until)
-        story.victim = story.nodes[2]
+        await _until(story, lambda: reached(KILL_AT) and _may_die(story) is not None, by=until)
+        story.victim = _may_die(story)
         await _until(story, lambda: story.killed_in > 0 or _finished(story), by=until)
         running.append(tasks.create_task(_join(story, _add_node(story, out, made, 6, "replacement"), invitation)))
         await _until(story, lambda: _finished(story), by=until)
@@ -290,6 +290,11 @@ async def _play(out: Path, minutes: float, story: Story) -> None:
     _check_kill(story)
     story.phase = "writing report and model"
     await asyncio.to_thread(_conclude, out, story, recipe, made, best_run(solo, story.steps_done))
+
+
+def _may_die(story: Story) -> DemoNode | None:
+    """One of the first, not the founder, that has come into the rounds: one may be late, and its state is on its way while the others train."""
+    return next((node for node in story.nodes[1:FIRST_NODES] if node.status.version > 1), None)
 
 
 def _states(story: Story) -> str:

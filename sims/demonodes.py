@@ -28,8 +28,8 @@ from farflung.protocol.errors import LocalError
 CONNECT_S = 0.2
 """Between two attempts to reach a node that is starting."""
 
-GOODBYE_S = 20.0
-"""How long a node may take to leave when asked to; then it is killed."""
+GOODBYE_S = 60.0
+"""How long a node may take to leave when asked to; then it is killed. While somebody is still coming, and with others gone that greetings wait for, 20 s are not rare."""
 
 OUTPUT_TAIL = 1500
 """Characters of a node's output to show when it fails."""

@@ -173,14 +173,14 @@ def node(folder: Path, command: str, output: Path) -> Iterator[subprocess.Popen[
 
 
 def until_said(process: subprocess.Popen[bytes], output: Path, words: str) -> None:
-    give_up_at = time.monotonic() + 80
+    give_up_at = time.monotonic() + 240
     while words not in output.read_text():
         assert process.poll() is None and time.monotonic() < give_up_at, output.read_text()
         time.sleep(0.1)  # the node is another process: there is nothing to wait on but its output
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_swarm_of_ones_own(tmp_path: Path) -> None:
     create, doctor, join, *asked, invited, second, leave, export, evaluate, sample, forget = SWARM
     made = run(tmp_path, create)
@@ -199,17 +199,17 @@ def test_a_swarm_of_ones_own(tmp_path: Path) -> None:
         with node(tmp_path, second.replace("INVITATION", invitation), there) as other:
             until_said(other, there, "swarm my-swarm (")
             other.terminate()
-            assert other.wait(60) == 0, there.read_text()
+            assert other.wait(120) == 0, there.read_text()
         left = run(tmp_path, leave)
         assert left.stdout == "left: asked to leave\n", left.stderr
-        assert founder.wait(30) == 0, output.read_text()
+        assert founder.wait(120) == 0, output.read_text()
     exported = run(tmp_path, export)
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / "model" / "config.json").exists()
     judged = run(tmp_path, evaluate)
     assert judged.returncode == 0 and "perplexity" in judged.stdout, judged.stderr
     written = run(tmp_path, sample)
-    assert written.returncode == 0 and len(written.stdout) > len("def \n"), written.stderr
+    assert written.returncode == 0 and written.stdout.startswith("def "), written.stderr
     forgotten = run(tmp_path, forget)
     assert forgotten.returncode == 0 and forgotten.stdout.startswith("forgotten: my-swarm"), forgotten.stderr
     assert "knows no swarm yet" in run(tmp_path, evaluate).stderr

@@ -62,6 +62,7 @@ ALLOWED = (
     rf"({OWN}|{NEW})/(vote|history\.msgpack)(\.new)?",  # what a node has voted for in its own chain, and that chain
     rf"{OWN}/means/\w+",  # of their own rounds: written, and opened again to be synced and to be served
     rf"{OWN}/(current(\.new)?|learner-[ab]/(\.tmp\w+|place\.msgpack\.new|(residuals/)?(\.tmp\w+|state\.(json|safetensors)\.partial)))",  # checkpoints of their own stages, as usual
+    r"a/state/swarms/\w+/model/(\.tmp\w+|state\.(json|safetensors)\.partial)",  # the whole model that the founder has evaluated: written, never read
 )
 """What nodes open while a stage is recovered, by the folders of their homes: what they write all the time, and of the stage that comes back its new chain only,
 which has no state in it."""

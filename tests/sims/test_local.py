@@ -317,12 +317,12 @@ def test_three_processes_train_one_is_killed_and_all_of_it_is_told(text: str, tm
     assert facts.ledger is not None and set(events) <= set(names)
     for name in ("events.log", "report.html", "report.json", "result.json", "near-0.txt", "far-0.txt"):
         assert (out / name).exists(), name
-    steps = [
-        e["seconds"]
-        for e in events[next(peer for peer, name in names.items() if name == "far/0")]
-        if e["event"] == "step"
-    ]
-    assert steps and min(steps) >= 0.999, "64 tokens at 64 tokens a second"
+    steps = {names[peer]: [e["seconds"] for e in told if e["event"] == "step"] for peer, told in events.items()}
+    assert steps["near/0"], "it is there from the beginning; who comes later may come too late to train"
+    for name, seconds in steps.items():
+        assert min(seconds, default=1.0) >= (0.999 if name == "far/0" else 0.499), (
+            "64 tokens at 64 tokens a second, and at 128"
+        )
 
 
 @pytest.mark.thorough
@@ -355,7 +355,7 @@ def test_processes_that_hold_stages_are_played_and_drawn(text: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", [signal.SIGKILL, *further(signal.SIGINT, signal.SIGTERM)])
 def test_processes_end_with_whoever_started_them(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
@@ -375,6 +375,6 @@ def test_processes_end_with_whoever_started_them(
     assert run.returncode != 0
     if how is signal.SIGTERM:
         assert run.returncode == 128 + how and not list(temporary.glob("farflung-*")), "it has tidied up"
-    gone, left = psutil.wait_procs(everything, timeout=30)
+    gone, left = psutil.wait_procs(everything, timeout=120)
     assert set(nodes) <= set(gone) and not left
     assert not list((tmp_path / "out").iterdir())
