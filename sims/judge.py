@@ -46,7 +46,7 @@ from farflung.sims.swarm import Swarm
 from farflung.sims.votes import Votes
 from farflung.training.outer import OuterState
 
-MOST_LOOKED_AT = 128
+MOST_LOOKED_AT = 32
 """Peers whose outer states are compared in one look."""
 
 OUTSIDE_S = 20.0

@@ -266,10 +266,11 @@ def _outfit(
     by_class = [peer_class for peer_class, _, _ in scenario.roster()]
     training = [training_seconds(recipe.manifest, peer_class.tokens_per_s) for peer_class in by_class]
 
-    step_s = scenario.costs.step_s(recipe.num_parameters, recipe.manifest.batch_tokens)
+    num_parameters = recipe.num_parameters
+    step_s = scenario.costs.step_s(num_parameters, recipe.manifest.batch_tokens)
 
     def seconds(index: int, name: str) -> float:
-        return training[index].get(name) or scenario.costs.seconds(name, recipe.num_parameters)
+        return training[index].get(name) or scenario.costs.seconds(name, num_parameters)
 
     return Outfit(
         signers=signers,
