@@ -1,6 +1,8 @@
 """Virtual time: fast, totally ordered, and loud when nothing can go on."""
 
 import asyncio
+import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator
 
@@ -8,6 +10,7 @@ import pytest
 
 from farflung.sims import clock
 from farflung.sims.clock import (
+    COLLECT_AT,
     CallbackFailed,
     Deadlock,
     Livelock,
@@ -248,3 +251,17 @@ def test_a_closed_loop_takes_no_timers() -> None:
     closed.close()
     with pytest.raises(RuntimeError, match="closed"):
         closed.call_at(1.0, print)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_garbage_collector_is_as_it_was_when_a_run_is_over(fails: bool) -> None:
+    async def main() -> None:
+        inside.append((gc.get_threshold(), gc.get_freeze_count() > frozen))
+        if fails:
+            raise KeyError
+
+    usual, frozen, inside = gc.get_threshold(), gc.get_freeze_count(), list[tuple[tuple[int, int, int], bool]]()
+    with pytest.raises(KeyError) if fails else contextlib.nullcontext():
+        run(main())
+    assert inside == [((COLLECT_AT, *usual[1:]), True)]
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (usual, 0)
