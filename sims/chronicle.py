@@ -1,12 +1,12 @@
 """What the judge of a simulated swarm knows of one group's history. A group that has come out of another shares with it what was before."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from farflung.protocol.chain import Certified, Commit
-from farflung.protocol.ledger import BLOCK, Ledger, split
+from farflung.protocol.ledger import BLOCK, Ledger, join, split
 
 Interval = tuple[int, int]
 
@@ -151,7 +151,7 @@ class Chronicle:
             position = max(position, stop)
         if position != entries.cursor:
             yield 6, f"commit {commit.height} accounts for {position} of {entries.cursor} samples"
-        self.done = merged(self.done)
+        self.done = list(join(sorted(self.done)))
 
     @property
     def newest(self) -> Commit | None:
@@ -184,15 +184,4 @@ def others_blocks(ledger: Ledger, begin: int) -> list[Interval]:
             if at // BLOCK % share.stride != share.place:
                 found.append((at, stop))
             at = stop
-    return found
-
-
-def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """In order, neighbours that touch as one."""
-    found: list[Interval] = []
-    for start, stop in sorted(intervals):
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], stop)
-        else:
-            found.append((start, stop))
     return found

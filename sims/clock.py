@@ -329,7 +329,7 @@ def run(main: Coroutine[Any, Any, T], *, start: float = 0.0) -> T:
 @contextlib.contextmanager
 def _rarely_collected() -> Iterator[None]:
     """Garbage of circles is looked for less often, and not among what is here already, modules and all. With a hundred nodes in one process, whose objects live long, that
-    took a seventh of the time."""
+    took a seventh of the time. What was frozen before a run is not any more after it."""
     usual = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(COLLECT_AT, *usual[1:])

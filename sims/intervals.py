@@ -34,14 +34,3 @@ def clip(intervals: Iterable[Interval], below: int) -> Iterator[Interval]:
 def numbers(intervals: Iterable[Interval]) -> list[int]:
     """All of them, one by one."""
     return [number for start, stop in intervals for number in range(start, stop)]
-
-
-def runs(numbers: Iterable[int]) -> tuple[Interval, ...]:
-    """The other way: as few intervals as give these numbers in this order."""
-    found: list[Interval] = []
-    for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
-        else:
-            found.append((number, number + 1))
-    return tuple(found)

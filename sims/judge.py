@@ -36,7 +36,7 @@ from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
 from farflung.protocol.messages import Collected, Cut, Forward, Part, Plan, Promise, Voted
 from farflung.protocol.proposer import plan_id
 from farflung.sims.audit import HONEST_REFUSALS
-from farflung.sims.chronicle import Chronicle, merged
+from farflung.sims.chronicle import Chronicle
 from farflung.sims.cuts import Cuts
 from farflung.sims.debts import Debts
 from farflung.sims.intervals import numbers
@@ -216,10 +216,10 @@ class Judge:
             self.violate(3, f"round {event['round']} left parts out, and nobody was gone")
         self._look_at_history(index)
         self._check_debts(group, index, int(event["round"]))
-        outer, its = self.swarm.learners[index].outer, group.at(int(event["round"]))
-        self._steps.check(self.swarm, its, outer, version, int(event["round"]))
+        outer, chronicle = self.swarm.learners[index].outer, group.at(int(event["round"]))
+        self._steps.check(self.swarm, chronicle, outer, version, int(event["round"]))
         if len(self.groups) > 1:
-            self._steps.came_to(outer.params, index, its.recently())
+            self._steps.came_to(outer.params, index, chronicle.recently())
 
     def _check_debts(self, group: Chronicle, index: int, height: int) -> None:
         """What a peer had sent until the round that it has applied: by the history, for it may have the outer state after a round from others, and say nothing of the round."""
@@ -318,7 +318,7 @@ class Judge:
             if start < position:
                 self.violate(6, f"commit {commit.height} counts sample {start} for the second time")
             position = max(position, stop)
-        self._counted_once = merged([*self._counted_once, *taken])
+        self._counted_once = list(ledger.join(sorted([*self._counted_once, *taken])))
 
     def look_at_learners(self, peers: Iterable[int]) -> None:
         """No commit, no outer step (2), and what a learner trained is what its place says (6)."""

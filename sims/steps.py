@@ -9,9 +9,8 @@ from torch import Tensor
 from farflung.protocol import ledger
 from farflung.protocol.chain import Commit, PartResult, RoundResult
 from farflung.protocol.messages import Part
+from farflung.protocol.types import Intervals
 from farflung.sims.chronicle import KEPT_STATES, Chronicle
-from farflung.sims.facts import Interval
-from farflung.sims.intervals import numbers, runs
 from farflung.sims.outer_audit import same_bits, taken_step
 from farflung.sims.swarm import Swarm
 from farflung.training.outer import OuterState
@@ -44,9 +43,9 @@ class Steps:
         """`exact_means`: see `judge.Judge`."""
         self._violate = violate
         self._exact_means = exact_means
-        self._gradients: dict[int, OrderedDict[tuple[Interval, ...], Tensor]] = {}
+        self._gradients: dict[int, OrderedDict[Intervals, Tensor]] = {}
         """By peer and samples."""
-        self._dropped: dict[int, OrderedDict[tuple[Interval, ...], None]] = {}
+        self._dropped: dict[int, OrderedDict[Intervals, None]] = {}
         """By peer, samples of those that are not remembered any more."""
         self._met: OrderedDict[tuple[bytes, int], Tensor] = OrderedDict()
         """By plan and start of the part, what meetings have added to means."""
@@ -55,7 +54,7 @@ class Steps:
 
     def contributes(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
         """A peer sends what it has made of these samples."""
-        made_of = runs(samples)
+        made_of = ledger.join([(number, number + 1) for number in samples])
         kept = self._gradients.setdefault(index, OrderedDict())
         kept[made_of] = gradient.clone()
         dropped = self._dropped.setdefault(index, OrderedDict())
@@ -151,7 +150,7 @@ class Steps:
         for contribution in commit.round.contributors:
             index = swarm.numbers[contribution.peer]
             counted, _ = ledger.split(parent.ledger.window(contribution.peer), contribution.samples)
-            samples = runs(numbers(counted))
+            samples = ledger.join(counted)
             gradient = self._gradients.get(index, OrderedDict()).get(samples)
             if gradient is None:
                 if contribution.peer not in swarm.attackers and samples not in self._dropped.get(index, ()):

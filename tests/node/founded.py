@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from farflung.node import daemon
+import pytest
+
+from farflung.node import daemon, dht
 from farflung.node.options import CreatedSwarm, CreateOptions
 from farflung.protocol.manifest import Manifest, open_manifest
 
@@ -33,6 +35,11 @@ batch_tokens = 128
 min_contributors = 2
 min_round_s = 1.0
 """
+
+
+def wait_for_the_dht(patch: pytest.MonkeyPatch) -> None:
+    """Of engines that are made from now on: that no answer comes is no objection to a name, and a busy machine may take more than the usual time."""
+    patch.setattr(dht, "RPC_S", 20.0)
 
 
 def found(tmp_path: Path, corpus: Path, *, steps: int = 6000, **flags: Any) -> tuple[CreatedSwarm, Manifest]:

@@ -14,9 +14,9 @@ import safetensors
 import safetensors.torch
 import torch
 from rich.console import Console
-from tests.node.founded import found
+from tests.node.founded import found, wait_for_the_dht
 
-from farflung.node import daemon, dht, listening, wanted
+from farflung.node import daemon, listening, wanted
 from farflung.node.control import ControlError, only_node, request, stream
 from farflung.node.door import Doors
 from farflung.node.engine import Engine
@@ -270,7 +270,7 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(
             # Somebody founds another swarm through them, and the same name is refused to the next.
             flags = dict(data=str(corpus), steps=30, peers=decode_invitation(invitation).addresses)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(dht, "RPC_S", 20.0)  # no answer is no objection to a name
+                wait_for_the_dht(patch)
                 other = await asyncio.to_thread(daemon.create, CreateOptions(name="beta", home=tmp_path / "d", **flags))
                 assert other.published and set(flags["peers"]) < set(other.addresses)
                 with pytest.raises(NameContested, match="claimed already by beta@"):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.node.founded import TEXT, found
+from tests.node.founded import TEXT, found, wait_for_the_dht
 from tests.node.processes import Node, nodes
 from tests.node.test_discovery import LATER, of_a_later_version
 
-from farflung.node import daemon, dht, frames
+from farflung.node import daemon, frames
 from farflung.node.control import request
 from farflung.node.discovery import check_record
 from farflung.node.engine import Engine, EngineConfig
@@ -59,10 +59,6 @@ class Seed:
         return asyncio.run(request(self.node.swarm, "status"))
 
 
-PATIENT_S = 20.0
-"""For an answer of the DHT: none is no objection to a name, and a busy machine may take more than the usual time."""
-
-
 @pytest.fixture(scope="module")
 def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seed]:
     folder = tmp_path_factory.mktemp("seed")
@@ -82,7 +78,7 @@ def join(home: Path, name: str, address: str) -> None:
 def test_a_swarm_is_founded_and_joined_by_its_name_alone(
     seed: Seed, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dht, "RPC_S", PATIENT_S)
+    wait_for_the_dht(monkeypatch)
     made, _ = found(tmp_path, corpus, name="beta", home=tmp_path / "founder", open=True, port=0, peers=(seed.address,))
     full = made.full_name
     with nodes() as start:

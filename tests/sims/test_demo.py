@@ -126,11 +126,7 @@ def test_a_kill_counts_only_in_the_middle_of_a_round(tmp_path: Path) -> None:
 
 def test_a_node_that_came_late_is_not_waited_for_to_be_killed(tmp_path: Path) -> None:
     story = Story()
-    for number in range(1, demo.FIRST_NODES + 2):
-        home = tmp_path / str(number)
-        story.nodes.append(
-            DemoNode(name=f"node {number}", role="first", home=home, swarm_hash="ab" * 32, swarm_name="d")
-        )
+    story.nodes += [node(tmp_path, number, []) for number in range(1, demo.FIRST_NODES + 2)]
     founder, *_, late, after = story.nodes
     founder.status.version = after.status.version = 9
     assert demo._may_die(story) is None, "neither the founder nor who joins later"

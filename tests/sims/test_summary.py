@@ -6,6 +6,7 @@ import pytest
 
 from farflung.node.events import Event
 from farflung.sims.facts import Incident, Interval, LedgerFacts, PeerFacts, RunFacts, SoloPoint
+from farflung.sims.intervals import merge
 from farflung.sims.summary import commits_by_round, summarise, violations
 
 A, B = "aa" * 32, "bb" * 32
@@ -173,3 +174,7 @@ def test_an_invariant_that_is_not_known_is_told_all_the_same() -> None:
         "invariant 99, unknown here: node 1 reports: odd",
         "invariant None, unknown here: node 2 reports: nothing more",
     ]
+
+
+def test_merge() -> None:
+    assert merge([(5, 9), (0, 2), (2, 4), (6, 7), (3, 3)]) == [(0, 4), (5, 9)]
