@@ -202,7 +202,7 @@ def only_node(swarm: SwarmPaths) -> Iterator[None]:
 async def _exchange(swarm: SwarmPaths, verb: str, args: Answer) -> AsyncGenerator[Answer, None]:
     try:
         reader, writer = await asyncio.open_unix_connection(str(swarm.socket), limit=MAX_REPLY_BYTES)
-    except (FileNotFoundError, ConnectionRefusedError) as error:
+    except (FileNotFoundError, ConnectionError) as error:  # reset: it was killed while we knocked
         raise NoNode(f"no node of swarm {swarm.name} runs here; start it with `farflung join {swarm.name}`") from error
     try:
         await _send(writer, {"verb": verb, "args": args})
@@ -250,7 +250,7 @@ def _bind(path: Path) -> socket.socket:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
                 probe.connect(str(path))
-            except ConnectionRefusedError:
+            except ConnectionError:
                 path.unlink()  # left behind by a killed node
             else:
                 raise ConfigError(f"a node answers at {path} already")
@@ -267,6 +267,6 @@ def runs(swarm: SwarmPaths) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as attempt:
         try:
             attempt.connect(str(swarm.socket))
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, ConnectionError):
             return False
     return True

@@ -194,6 +194,28 @@ def test_no_node_is_said_with_the_remedy(swarm: SwarmPaths) -> None:
         asyncio.run(request(swarm, "status"))
 
 
+@pytest.mark.parametrize("loop", [None, loop_factory], ids=["asyncio", "uvloop"])
+def test_a_node_killed_while_one_knocks_is_no_node(
+    swarm: SwarmPaths, loop: Callable[[], asyncio.AbstractEventLoop] | None
+) -> None:
+    """Whoever waits to be let in is reset by the end of the process: uvloop hears of it while it connects."""
+
+    async def knock() -> list[object]:
+        with socket.socket(socket.AF_UNIX) as dying:
+            dying.bind(str(swarm.socket))
+            dying.listen()
+
+            async def die() -> None:
+                dying.close()
+
+            return await asyncio.gather(request(swarm, "status"), die(), return_exceptions=True)  # in this order
+
+    swarm.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with asyncio.Runner(loop_factory=loop) as runner:
+        error, _ = runner.run(knock())
+    assert isinstance(error, ControlError if loop is None else NoNode)
+
+
 def test_the_socket_of_a_killed_node_is_replaced(swarm: SwarmPaths) -> None:
     control._bind(swarm.socket).close()
     assert swarm.socket.is_socket()
