@@ -202,6 +202,11 @@ def only_node(swarm: SwarmPaths) -> Iterator[None]:
 async def _exchange(swarm: SwarmPaths, verb: str, args: Answer) -> AsyncGenerator[Answer, None]:
     try:
         reader, writer = await asyncio.open_unix_connection(str(swarm.socket), limit=MAX_REPLY_BYTES)
+    except BlockingIOError as error:  # its queue is full: it has let nobody in for a hundred of them
+        raise ControlError(
+            f"the node of swarm {swarm.name} lets nobody in; if it was stopped with Ctrl-Z, `fg` in its terminal "
+            f"or `kill -CONT` with its process id lets it go on"
+        ) from error
     except (FileNotFoundError, ConnectionError) as error:  # reset: it was killed while we knocked
         raise NoNode(f"no node of swarm {swarm.name} runs here; start it with `farflung join {swarm.name}`") from error
     try:
@@ -263,10 +268,13 @@ def _bind(path: Path) -> socket.socket:
 
 
 def runs(swarm: SwarmPaths) -> bool:
-    """Whether a node answers; a killed one leaves its socket behind."""
+    """Whether there is a node that would answer; a killed one leaves its socket behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as attempt:
+        attempt.setblocking(False)  # the queue of one that is stopped may be full
         try:
             attempt.connect(str(swarm.socket))
+        except BlockingIOError:
+            return True
         except (FileNotFoundError, ConnectionError):
             return False
     return True

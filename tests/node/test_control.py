@@ -7,7 +7,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from farflung.node.control import (
     NoNode,
     only_node,
     request,
+    runs,
     stream,
 )
 from farflung.node.events import EventLog
@@ -214,6 +215,19 @@ def test_a_node_killed_while_one_knocks_is_no_node(
     with asyncio.Runner(loop_factory=loop) as runner:
         error, _ = runner.run(knock())
     assert isinstance(error, ControlError if loop is None else NoNode)
+
+
+def test_a_stopped_node_whose_queue_is_full_runs_and_lets_nobody_in(swarm: SwarmPaths) -> None:
+    swarm.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with ExitStack() as open_:
+        stopped = open_.enter_context(socket.socket(socket.AF_UNIX))
+        stopped.bind(str(swarm.socket))
+        stopped.listen(0)
+        open_.enter_context(socket.socket(socket.AF_UNIX)).connect(str(swarm.socket))
+        assert runs(swarm)
+        with pytest.raises(ControlError, match="lets nobody in"), asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(request(swarm, "status"))
+    assert not runs(swarm)
 
 
 def test_the_socket_of_a_killed_node_is_replaced(swarm: SwarmPaths) -> None:
