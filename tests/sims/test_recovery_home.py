@@ -73,6 +73,7 @@ def test_a_newcomer_begins_stage_0_anew(shadows: float, rung: str, ends: str, si
     assert any(event["peer"] for event in swarm.happened("outer.eval", 3))  # it evaluates the whole model
 
 
+@pytest.mark.thorough
 def test_two_that_begin_stage_0_together_both_try_it() -> None:
     """What the second one has summed up has no full weight either: the other stages stand."""
 
@@ -143,7 +144,7 @@ def test_an_old_data_node_comes_back_late_and_is_a_newcomer() -> None:
     assert set(swarm.happened("round.commit", 0)[-1]["contributors"]) == {swarm.ids[0].hex(), swarm.ids[3].hex()}
 
 
-@pytest.mark.parametrize(("silent", "found_s"), [(True, FOUND_S), *further((False, ENDED_S))])
+@pytest.mark.parametrize(("silent", "found_s"), further((True, FOUND_S), (False, ENDED_S)))
 def test_the_data_nodes_machine_comes_back_in_time_and_nothing_begins(silent: bool, found_s: float) -> None:
     async def story(swarm: PipelineSwarm) -> None:
         await lose_home(swarm, 3, 3, silent=silent)
