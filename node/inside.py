@@ -17,7 +17,7 @@ from farflung.node.peer import AGENT, Peer
 from farflung.node.recipe import Recipe
 from farflung.node.status import FreshInvitation, NodeStatus, PeerStatus
 from farflung.protocol.errors import ConfigError
-from farflung.protocol.invitation import Invitation, encode_invitation
+from farflung.protocol.invitation import Invitation, carried, encode_invitation
 from farflung.protocol.naming import full_name
 from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.types import Count
@@ -91,19 +91,15 @@ class NodeInside:
 
     def invitation(self) -> str:
         """An invitation with our addresses and those of members we hear."""
-        mine = [a for a in self._engine.addresses() if a.startswith("/")][:INVITATION_ADDRESSES]
-        others = [
-            next((a for a in addresses if a.startswith("/")), "")
-            for who, addresses, _ in self.heard()
-            if who in self._view()
-        ]
+        mine = carried(self._engine.addresses())[:INVITATION_ADDRESSES]
+        others = [one for who, said, _ in self.heard() if who in self._view() for one in carried(said)[:1]]
         return encode_invitation(
             Invitation(
                 name=self._recipe.manifest.name,
                 swarm=self._recipe.swarm,
                 founder=self._recipe.manifest.founder,
                 invite_seed=self._seed,
-                addresses=(*mine, *[a for a in others if a][:INVITATION_ADDRESSES]),
+                addresses=(*mine, *others[:INVITATION_ADDRESSES]),
             )
         )
 

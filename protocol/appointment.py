@@ -5,11 +5,14 @@ swarm signs *one* peer per stage, and writes it down before it says so. That pee
 a replica swarm, and of stage 0. An appointment is for the first life of a stage only; how later ones begin says `lives`.
 """
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import PeerId, Signer, domain, verify
-from farflung.protocol.types import Count, Key, Signature
+from farflung.protocol.limits import MAX_HOPS
+from farflung.protocol.types import Key, Signature
 
 _DOMAIN = domain("appointment")
 
@@ -17,7 +20,7 @@ _DOMAIN = domain("appointment")
 class Appointment(Struct, frozen=True, array_like=True):
     """The swarm's founder lets a peer begin the chain of a stage."""
 
-    stage: Count
+    stage: Annotated[int, Meta(ge=0, lt=MAX_HOPS)]
     founder: Key
     signature: Signature
     """Of the swarm's founder."""

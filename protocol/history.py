@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from farflung.protocol import chain
+from farflung.protocol import ledger as ledgers
 from farflung.protocol.chain import Certified, Commit, RoundResult
 from farflung.protocol.errors import Refused
 from farflung.protocol.keys import PeerId
@@ -127,8 +128,13 @@ def check_chain(settings: Settings, message: Commits, peer: PeerId) -> None:
     signature stands at genesis only. What it downloads afterwards must match what a quorum of that view says.
     """
     parent = message.anchor
-    if parent is not None and parent.width not in settings.rules.laps.widths:
-        raise Refused(f"an anchor after which a round moves {parent.width} fragments", peer=peer)
+    if parent is not None:
+        if not settings.rules.laps.knows(parent.next_round):
+            raise Refused(
+                f"an anchor after which a round moves {parent.width} fragments in {parent.lap} steps", peer=peer
+            )
+        if not ledgers.is_sound(parent.ledger):
+            raise Refused("an anchor with a ledger that cannot be", peer=peer)
     for certified in message.chain:
         commit = certified.commit
         if parent is None:

@@ -10,6 +10,7 @@ that says what to do.
 
 import base64
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -57,6 +58,11 @@ class Invitation(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         secret = "with secret" if self.invite_seed else "without secret"  # it must not reach a log
         return f"Invitation({self.name!r}, {self.swarm.hex()[:12]}, {secret}, {self.addresses})"
+
+
+def carried(addresses: Iterable[str]) -> list[str]:
+    """Those by which the DHT can be joined, and that can stand in an invitation: what a peer says of itself need be no address at all."""
+    return [one for one in addresses if one.startswith("/") and is_address(one)]
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -107,6 +107,10 @@ class Laps:
         """Whether such a lap may begin when `left` steps are left of the run: a run does not end in the middle of a lap."""
         return lap.width in self._widths(left) and self.least * lap.width <= lap.steps <= self._most(lap.width, left)
 
+    def knows(self, lap: Lap) -> bool:
+        """Whether such a lap may begin anywhere in a run."""
+        return lap.width in self.widths and self.least <= lap.steps <= self.most * lap.width
+
     def finished(self, left: int) -> bool:
         """Whether the run is over with so many steps left: fewer than any lap has."""
         return left < self.least

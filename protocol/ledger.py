@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, structs
 
 from farflung.protocol.keys import PeerId
-from farflung.protocol.limits import MAX_DIVISIONS
+from farflung.protocol.limits import MAX_DIVISIONS, MAX_INTERVALS
 from farflung.protocol.types import Count, Intervals, Key
 
 PIECES = 16
@@ -128,7 +128,10 @@ def is_prefix(short: Sequence[tuple[int, int]], long: Sequence[tuple[int, int]])
 
 
 def fresh(share: Share, cursor: int, num: int) -> tuple[Intervals, int]:
-    """The next `num` numbers of a share, from `cursor` on, and where the cursor is then."""
+    """The next `num` numbers of a share, from `cursor` on, and where the cursor is then. Raises ValueError when they are more intervals than any ledger holds: a
+    history that a stranger tells may ask for as many as there are."""
+    if share.stride > 1 and num > MAX_INTERVALS * BLOCK:
+        raise ValueError(f"{num} samples are more than a ledger can hold of one block in {share.stride}")
     found: list[tuple[int, int]] = []
     while num > 0:
         cursor = share.next(cursor)
@@ -256,6 +259,12 @@ class Page:
     ledger: Ledger
     trained: Mapping[PeerId, int]
     """Samples, from the front of their windows before, that the commit's contributors have trained."""
+
+
+def is_sound(ledger: Ledger) -> bool:
+    """Whether all its intervals have samples, of those that were handed out."""
+    parts = (*(h.intervals for h in ledger.held), ledger.free, *(s.intervals for s in ledger.suspended))
+    return all(start < stop <= ledger.cursor for part in parts for start, stop in part)
 
 
 def num_handed_out(ledger: Ledger, start: int, stop: int) -> int:

@@ -75,6 +75,10 @@ class Way(Struct, frozen=True, array_like=True):
     """Milliseconds to that peer and back; 0 while that is not known."""
 
 
+LEAST_STEP_S = 1e-6
+"""Of what a step is said to take: no pipeline is faster, and what is lost in a step must not be nothing."""
+
+
 class Present(Struct, frozen=True, array_like=True, tag=21):
     """To everybody known, every few seconds and when something of it changes: I serve this stage."""
 
@@ -151,6 +155,8 @@ class Present(Struct, frozen=True, array_like=True, tag=21):
 
     def __post_init__(self) -> None:
         check_rates(self.up_bytes_per_s)
+        if 0.0 < self.step_s < LEAST_STEP_S:
+            raise ValueError(f"a step of less than {LEAST_STEP_S:g} s")
 
 
 class PlannedLane(Struct, frozen=True, array_like=True):

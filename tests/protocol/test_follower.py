@@ -1,6 +1,7 @@
 """Keeping up with the history: in order, in bounded batches, over a long absence, and never on one peer's word."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -41,6 +42,7 @@ from farflung.protocol.chain import Certified
 from farflung.protocol.effects import Apply, Effect, Note, Refusal, RoundOver
 from farflung.protocol.errors import BadSignature, Refused, RemoteError
 from farflung.protocol.history import check_chain
+from farflung.protocol.ledger import Holding, Ledger, Share
 from farflung.protocol.limits import MAX_COMMITS_PER_REPLY
 from farflung.protocol.member import Member
 from farflung.protocol.messages import Promise
@@ -216,11 +218,20 @@ def test_a_first_commit_must_be_the_founders(spoil: str) -> None:
     assert not one.started
 
 
-@pytest.mark.parametrize("width", [2, 64])
-def test_an_anchor_whose_next_round_cannot_be_so_wide_is_refused(width: int) -> None:
-    """Nobody has checked it, and its width names what the next round moves."""
-    message = messages.Commits(msgspec.structs.replace(HEAD, width=width), (grown(1)[0],))
-    with pytest.raises(Refused, match=f"an anchor after which a round moves {width} fragments") as caught:
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"width": 2}, "moves 2 fragments"),
+        ({"width": 64}, "moves 64 fragments"),
+        ({"lap": 1 << 62, "ledger": Ledger(shares=(Share(0, 2, 0),))}, f"in {1 << 62} steps"),
+        ({"ledger": Ledger(held=(Holding(OUTSIDER.peer_id, ((1 << 62, 0),)),))}, "a ledger that cannot be"),
+        ({"ledger": Ledger(free=((0, 1),))}, "a ledger that cannot be"),
+    ],
+)
+def test_an_anchor_that_no_chain_has_is_refused(wrong: dict[str, Any], said: str) -> None:
+    """Nobody has checked it, and what follows it would be reckoned from it: how much the next round moves, and who gets which samples, block by block."""
+    message = messages.Commits(msgspec.structs.replace(HEAD, **wrong), (grown(1)[0],))
+    with pytest.raises(Refused, match=said) as caught:
         check_chain(RULES, message, THIRD)
     assert caught.value.peer == THIRD
     one = member(OUTSIDER.peer_id, history=[])

@@ -11,6 +11,7 @@ from farflung.protocol.errors import ConfigError, Malformed
 from farflung.protocol.invitation import (
     PREFIX,
     Invitation,
+    carried,
     decode_invitation,
     encode_invitation,
     is_invitation,
@@ -144,3 +145,11 @@ def test_noise_is_an_address_or_malformed(noise: bytes) -> None:
 )
 def test_no_addresses(text: str) -> None:
     assert not is_address(text)
+
+
+def test_what_a_peer_says_that_is_no_address_keeps_nobody_from_inviting() -> None:
+    said = ("/ip4/1.2.3.4/tcp/1 x", "/" + 300 * "a", "tls://203.0.113.7:41000", "", ADDRESSES[0])
+    invitation = Invitation(
+        name="alpha", swarm=digest("swarm", b""), founder=digest("founder", b""), addresses=(*carried(said),)
+    )
+    assert decode_invitation(encode_invitation(invitation)).addresses == (ADDRESSES[0],)

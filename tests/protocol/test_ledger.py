@@ -296,6 +296,13 @@ def test_claims_above_the_window_are_refused(trained: dict[bytes, int]) -> None:
         ledger([A, B], ledger([A, B]), 1, trained=trained)
 
 
+def test_more_blocks_than_a_ledger_holds_are_not_handed_out() -> None:
+    """Nor looked for: of one in two of them that would be a piece for each."""
+    with pytest.raises(ValueError, match="more than a ledger can hold of one block in 2"):
+        ledgers.fresh(Share(0, 2, 0), 0, 1 << 62)
+    assert ledgers.fresh(Share(0, 1, 0), 0, 1 << 62) == (((0, 1 << 62),), 1 << 62)
+
+
 def test_the_ways_of_a_sample() -> None:
     pages = [Page(4, ledger([A, B]), {})]
     for height, (view, trained) in enumerate([([A], {B: 3}), ([A], {A: 10}), ([A], {A: 10}), ([A], {A: 4})], start=5):

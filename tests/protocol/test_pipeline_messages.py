@@ -85,6 +85,14 @@ def test_tags_follow_on_those_of_messages() -> None:
         messages.decode(encode(PRESENT), peer=FROM)  # and none of them in a chain's
 
 
+def test_a_step_that_takes_next_to_nothing_is_refused() -> None:
+    """What is lost in a step is divided by."""
+    spoilt = msgspec.structs.replace(PRESENT, step_s=1.0)
+    msgspec.structs.force_setattr(spoilt, "step_s", 5e-324)  # past its own check
+    with pytest.raises(Malformed, match="a step of less than 1e-06 s"):
+        decode(encode(spoilt), peer=FROM)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -113,6 +121,8 @@ def test_tags_follow_on_those_of_messages() -> None:
         msgspec.structs.replace(PRESENT, ways=(Way(A[:6], 7, 1500, 0.5),)),  # type: ignore[arg-type]
         msgspec.structs.replace(PRESENT, ways=(Way(A[:6], 7, 1500, 83),) * (MAX_WAYS + 1)),
         msgspec.structs.replace(PRESENT, up_bytes_per_s=float("nan")),
+        msgspec.structs.replace(PRESENT, appointments=(Appointment(MAX_HOPS, A, bytes(64)),)),
+        msgspec.structs.replace(PRESENT, appointments=(Appointment(1 << 32, A, bytes(64)),)),
         msgspec.structs.replace(PLAN, peers=(A,) * (MAX_PIPELINE_PEERS + 1)),
         msgspec.structs.replace(PLAN, stages=((MAX_PIPELINE_PEERS,),)),
         msgspec.structs.replace(PLAN, lanes=(PlannedLane((), 1),)),
