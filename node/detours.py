@@ -21,12 +21,19 @@ class Detours:
     """See the module."""
 
     def __init__(
-        self, network: Network, mail: SealedMail[Message], bound_to: bytes, admits: Callable[[PeerId], bool]
+        self,
+        network: Network,
+        mail: SealedMail[Message],
+        bound_to: bytes,
+        admits: Callable[[PeerId], bool],
+        check: Callable[[PeerId, Message], None] | None = None,
     ) -> None:
-        """`mail`: what comes directly; `bound_to`: as its; `admits`: whether somebody may be here."""
+        """`mail`: what comes directly; `bound_to`: as its; `admits`: whether somebody may be here; `check`: raises RemoteError where a peer may not say
+        what it does."""
         self._network = network
         self._mail = mail
         self._admits = admits
+        self._check = check
         self._opener = Opener(bound_to)
         self._allowance = Allowance()
         self._newest: dict[PeerId, int] = {}
@@ -38,7 +45,7 @@ class Detours:
         that is proven."""
         author = said_by(data, carrier)
         if author == carrier:
-            return author, self._mail.open(carrier, data)
+            return author, self._mail.open(carrier, data, self._check)
         if not self._admits(carrier) or not self._admits(author):
             return None
         try:

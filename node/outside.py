@@ -13,7 +13,8 @@ from farflung.protocol.envelope import swarm_of
 from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.lives import Life
-from farflung.protocol.pipeline_messages import Domains, Load, Present
+from farflung.protocol.messages import PipelineMessage
+from farflung.protocol.pipeline_messages import Domains, Load, Present, SwarmMessage
 from farflung.protocol.roll import Roll
 
 
@@ -57,11 +58,9 @@ class Outside:
             try:
                 if swarm_of(data, sender) != self.roll.swarm:
                     return  # of a chain that we have left, or are not in yet
-                message = self._mail.open(sender, data)
+                message = self._mail.open(sender, data, self._check_admitted)
                 if not isinstance(message, Present):
                     return  # of steps that are none of ours yet
-                if not self._admits(sender, message.admission):
-                    raise Refused("no invitation to this swarm", peer=sender)
                 self.roll.heard(sender, message, self.now())
             except RemoteError as error:
                 self.refused(error)
@@ -71,6 +70,10 @@ class Outside:
 
         self.roll.by_chain = False
         self.network.on_message(receive)
+
+    def _check_admitted(self, sender: PeerId, message: PipelineMessage | SwarmMessage) -> None:
+        if isinstance(message, Present) and not self._admits(sender, message.admission):
+            raise Refused("no invitation to this swarm", peer=sender)
 
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer."""

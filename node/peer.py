@@ -169,7 +169,7 @@ class Peer:
         self._storage = storage
         self._held = facilities.held
         self._mail = SealedMail(network, signer, settings.swarm, facilities.decode)
-        self._detours = Detours(network, self._mail, settings.swarm, self.member.admitted)
+        self._detours = Detours(network, self._mail, settings.swarm, self.member.admitted, self.member.check_admitted)
         self._exit_when_done = facilities.exit_when_done
         self._net_every_s = facilities.net_every_s
         self._executor = Executor(

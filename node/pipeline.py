@@ -282,12 +282,16 @@ class Pipeline:
         if self._ended:
             return
         try:
-            message = self._mail.open(sender, data)
-            if not isinstance(message, Present) and not self.admitted(sender):
-                raise Refused(f"{type(message).__name__} before being admitted to the swarm", peer=sender)
-            self._handle(sender, message)
+            self._handle(sender, self._mail.open(sender, data, self._check_admitted))
         except RemoteError as error:
             self._refused(error)
+
+    def _check_admitted(self, sender: PeerId, message: PipelineMessage | SwarmMessage) -> None:
+        if isinstance(message, Present):
+            if not self._admits(sender, message.admission):
+                raise Refused("no invitation to this swarm", peer=sender)
+        elif not self.admitted(sender):
+            raise Refused(f"{type(message).__name__} before being admitted to the swarm", peer=sender)
 
     def _handle(self, sender: PeerId, message: PipelineMessage | SwarmMessage) -> None:
         now = self._now()
@@ -315,8 +319,6 @@ class Pipeline:
             self._log.emit("pipeline.passed", peer=peer.hex(), step=job.number, seconds=PASSED_S, reason=reason)
 
     def _on_present(self, sender: PeerId, said: Present, now: float) -> None:
-        if not self._admits(sender, said.admission):
-            raise Refused("no invitation to this swarm", peer=sender)
         news = self.roll.heard(sender, said, now)
         self._network.add_addresses(sender, list(said.addresses))
         if (said.stage, said.life) == (self.recipe.stage, self.life.number):

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from farflung.node.network import Network, PeerId
 from farflung.protocol import messages
-from farflung.protocol.envelope import Opened, Opener, seal
+from farflung.protocol.envelope import Envelope, Opened, Opener, seal
 from farflung.protocol.errors import Malformed
 from farflung.protocol.keys import Signer
 from farflung.protocol.limits import MAX_FORWARD_BYTES
@@ -54,16 +54,22 @@ class SealedMail(Generic[M]):
         self._last_at = 0.0
         self._last_to: set[PeerId] = set()
 
-    def open(self, sender: PeerId, data: bytes) -> M:
-        """What came from `sender`. Raises RemoteError naming it."""
-        opened = self._opener.open(data, self._network.unix_time(), sender)
-        return self.read(opened, sender)
+    def open(self, sender: PeerId, data: bytes, check: Callable[[PeerId, M], None] | None = None) -> M:
+        """What came from `sender`. Raises RemoteError naming it; so does `check` where it may not be here, before it takes a place among those whose numbers are
+        remembered: keys cost nothing, and places are few. None: whoever can send it may."""
+        now = self._network.unix_time()
+        envelope = self._opener.check(data, now, sender)
+        message = self.read(envelope, sender)
+        if check is not None:
+            check(sender, message)
+        self._opener.count(envelope, now, sender)
+        return message
 
-    def read(self, opened: Opened, blame: PeerId) -> M:
-        """The message of an envelope that has been opened. Raises RemoteError naming `blame`."""
-        message = self._decode(opened.body, peer=blame)
-        if messages.tag(message) != opened.kind:
-            raise Malformed(f"a message of kind {opened.kind} that holds another", peer=blame)
+    def read(self, envelope: Envelope | Opened, blame: PeerId) -> M:
+        """The message of an envelope that has been checked. Raises RemoteError naming `blame`."""
+        message = self._decode(envelope.body, peer=blame)
+        if messages.tag(message) != envelope.kind:
+            raise Malformed(f"a message of kind {envelope.kind} that holds another", peer=blame)
         return message
 
     def send(self, to: PeerId, message: M, via: PeerId | None = None) -> None:

@@ -121,11 +121,15 @@ class Opener:
         Replayed (or LimitExceeded for too many senders at once).
         """
         envelope = self.check(data, now, carrier, relayed=relayed)
+        return self.count(envelope, now, carrier)
+
+    def count(self, envelope: Envelope, now: float, carrier: PeerId) -> Opened:
+        """One that was checked: from now on it has been opened. Raises Replayed, or LimitExceeded for too many senders at once."""
         self._replay.accept(envelope.sender, envelope.seq, envelope.expires_at, now, carrier=carrier)
         return Opened(sender=envelope.sender, kind=envelope.kind, seq=envelope.seq, body=envelope.body)
 
     def check(self, data: bytes, now: float, carrier: PeerId, *, relayed: bool = False) -> Envelope:
-        """The same, but for the last; nothing changes."""
+        """The same, but for the last, which is `count`; nothing changes."""
         envelope = _parse(_DECODER, data, carrier)
         signed, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
         check_version(envelope.version, what="message", peer=carrier)

@@ -130,6 +130,15 @@ class Member:
         """Whether a peer has shown that it may be here, to us or to a quorum."""
         return peer in self.standing.admitted or peer in (self.me, self.settings.founder) or self._is_member(peer)
 
+    def check_admitted(self, sender: PeerId, message: Message) -> None:
+        """Raise Refused naming `sender` unless it may say that: it has shown that it may be here, or does so now."""
+        if self.admitted(sender) or (sender in self.neighbours.shown and isinstance(message, (GetCommits, Probe))):
+            return
+        if not isinstance(message, Heartbeat):
+            raise Refused(f"{type(message).__name__} before being admitted to the swarm", peer=sender)
+        if not self.settings.admits(sender, message.admission):
+            raise Refused("no invitation to this swarm", peer=sender)
+
     @property
     def _view(self) -> tuple[PeerId, ...]:
         return self.head.commit.view if self.started else ()
@@ -243,6 +252,7 @@ class Member:
         """Handle a verified message of another. `via`: who has passed it on. Raises RemoteError, having changed nothing, when it breaks a rule."""
         if sender == self.me:
             raise Refused("a message in our own name", peer=via if via is not None else sender)
+        self.check_admitted(sender, message)
         effects = self._settle(self._receive(sender, message, now, via), now)
         if self.greeting.rests:
             self.greeting.stir(now, self._basis if isinstance(message, Heartbeat) else None)
@@ -251,10 +261,6 @@ class Member:
     def _receive(self, sender: PeerId, message: Message, now: float, via: PeerId | None = None) -> list[Effect]:
         if isinstance(message, Heartbeat):
             return self._on_heartbeat(sender, message, now, via)
-        if not (
-            self.admitted(sender) or (sender in self.neighbours.shown and isinstance(message, (GetCommits, Probe)))
-        ):
-            raise Refused(f"{type(message).__name__} before being admitted to the swarm", peer=sender)
         effects: list[Effect] = []
         match message:
             case Forward() if via is not None:
@@ -283,15 +289,12 @@ class Member:
         return effects + self.consensus.step(now)
 
     def _heard(self, sender: PeerId, now: float, via: PeerId | None, beat: Heartbeat | None = None) -> list[Effect]:
-        if via is None:
-            return self.membership.heard(sender, now, beat)
-        return self.membership.told(sender, now, beat)
+        hear = self.membership.heard if via is None else self.membership.told
+        return hear(sender, now, beat)
 
     def _on_heartbeat(self, sender: PeerId, beat: Heartbeat, now: float, via: PeerId | None) -> list[Effect]:
         if via is not None and self.membership.direct(sender):
             return []  # no news: we hear it ourselves
-        if not self.admitted(sender) and not self.settings.admits(sender, beat.admission):
-            raise Refused("no invitation to this swarm", peer=sender)
         is_stranger = self._is_stranger(sender)
         if self.membership.is_full and is_stranger:
             raise Refused(f"more than {MAX_PIPELINE_PEERS} peers at once", peer=sender)
@@ -305,14 +308,12 @@ class Member:
         known = self.membership.news
         effects = self._heard(sender, now, via, beat)
         is_news = any(isinstance(e, Note) for e in effects)
-        is_back = (
-            self.greeting.every_s > self.membership.heartbeat_s and beat.state == "joining" and self._is_member(sender)
-        )
+        is_rare = self.greeting.every_s > self.membership.heartbeat_s
+        is_back = is_rare and beat.state == "joining" and self._is_member(sender)
         if not beat.reply and (is_news or is_back):
             effects.append(Send(sender, self._heartbeat(reply=True)))  # news to us, so perhaps we are news to it
-        if beat.digest and (
-            not self.waiting.shuns(beat.group, now) if not self.started else beat.height > self.head.commit.height
-        ):
+        knows = beat.height > self.head.commit.height if self.started else not self.waiting.shuns(beat.group, now)
+        if beat.digest and knows:
             effects += self.follower.ask([sender], now)
         effects += self.consensus.follow(sender, beat, now)
         if self.membership.news != known:
@@ -388,8 +389,7 @@ class Member:
 
     def tick(self, now: float) -> list[Effect]:
         """Called several times a second while we are `busy`, and by `look_at`: heartbeats, repetitions, deadlines."""
-        view = self._view
-        effects = self.membership.tick(now, keep=view)
+        effects = self.membership.tick(now, keep=self._view)
         divided = self.started and bool(self.head.commit.ledger.shares)
         self.waiting.look(now, in_view=self.in_view, takes=not self.started or self.consensus.goes_on, divided=divided)
         if len(self.standing.admitted) > len(self.membership.peers):

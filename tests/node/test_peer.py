@@ -92,6 +92,25 @@ def test_the_addresses_of_whoever_is_not_invited_are_not_remembered() -> None:
     assert [event["reason"] for event in refusals(body)] == ["no invitation to this swarm"]
 
 
+def test_whoever_is_not_invited_takes_no_place_among_those_whose_numbers_are_remembered() -> None:
+    """Keys cost nothing: some thousand of them would keep all newcomers out for minutes."""
+
+    async def body(hub: MemoryHub, network: MemoryNetwork, peer: ReplicaPeer) -> None:
+        peer._mail._opener.replay._max_senders = 2
+        for stranger in [Ed25519Signer(bytes([number]) * 32) for number in range(100, 104)]:
+            mail = SealedMail(MemoryNetwork(hub, stranger.peer_id), stranger, SETTINGS.swarm, messages.decode)
+            for message in (beat(admission=b"uninvited"), messages.Goodbye("")):
+                mail.send(US.peer_id, message)
+        await asyncio.sleep(1.0)
+        invited = SealedMail(MemoryNetwork(hub, OTHER.peer_id), OTHER, SETTINGS.swarm, messages.decode)
+        invited.send(US.peer_id, beat(admission=b"invited"))
+        await asyncio.sleep(1.0)
+        assert peer.admitted(OTHER.peer_id)
+
+    said = [event["reason"] for event in refusals(body)]
+    assert set(said) == {"no invitation to this swarm", "Goodbye before being admitted to the swarm"}
+
+
 @pytest.mark.parametrize(
     ("feedback", "steps", "rule"), [("kept", LAP, Sgd(lr=1.0)), ("kept", 2 * LAP, OUTER), ("none", LAP, OUTER)]
 )
