@@ -1,8 +1,7 @@
-"""What makes one update of several peers' pseudo-gradients: weights, the weighted mean, and radial-directional averaging.
+"""What makes one update of several peers' pseudo-gradients: the weighted mean, and radial-directional averaging.
 
-**Weights** (Decoupled DiLoCo, 2604.21428; digest 2.8): a peer that trained on c tokens in s steps weighs c * c / s, the
-amount of data times tokens per step, which stands for its quality. With equal batches that is the number of steps, so
-that a slow peer neither holds back nor is drowned out of proportion.
+**Weights.** Decoupled DiLoCo (2604.21428; digest 2.8) has a peer that trained on c tokens in s steps weigh c * c / s, the amount of data times tokens per step.
+A swarm's steps all have as many tokens, so that is c, which is what a contribution weighs (`protocol.chain.Contribution`).
 
 **RDA.** The mean of M directions that disagree is shorter than each of them, by M**-0.5 where they are orthogonal.
 Radial-directional averaging keeps the length, tensor by tensor, embeddings excepted; phi(v) = v / |v|:
@@ -17,18 +16,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-
-def token_weights(
-    tokens: Sequence[int],  # of each peer since its last contribution
-    steps: Sequence[int],  # in which it trained on them; 0 for a peer that brings nothing
-) -> list[float]:
-    """Weights that sum to 1; a peer without steps weighs nothing. Raises ValueError when nobody contributes."""
-    raw = [count * count / done if done else 0.0 for count, done in zip(tokens, steps, strict=True)]
-    total = sum(raw)
-    if total <= 0:
-        raise ValueError("no peer has trained on any token: there is nothing to merge")
-    return [weight / total for weight in raw]
 
 
 def weighted_mean(

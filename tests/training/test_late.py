@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from farflung.training.gossip import Gossip, pairs
 from farflung.training.late import eager, mix_, rebase_
-from farflung.training.merge import radial_mean, token_weights, weighted_mean
+from farflung.training.merge import radial_mean, weighted_mean
 
 WEIGHTS = st.lists(st.floats(0.1, 10), min_size=1, max_size=5).map(lambda raw: [w / sum(raw) for w in raw])
 
@@ -53,14 +53,6 @@ def test_a_broken_number_does_not_survive_alpha_zero() -> None:
     local = torch.tensor([math.nan, math.inf])
     mix_(local, torch.zeros(2), 0.0)
     assert local.tolist() == [0.0, 0.0]
-
-
-def test_token_weights_are_data_times_quality_and_ignore_who_brings_nothing() -> None:
-    assert token_weights([100, 100], [10, 10]) == [0.5, 0.5]
-    assert token_weights([100, 50], [10, 5]) == pytest.approx([2 / 3, 1 / 3]), "half the steps: half the weight"
-    assert token_weights([100, 100, 0], [5, 10, 0]) == pytest.approx([2 / 3, 1 / 3, 0])
-    with pytest.raises(ValueError, match="nothing to merge"):
-        token_weights([0, 0], [0, 0])
 
 
 @given(weights=WEIGHTS, seed=st.integers(0, 99))
