@@ -13,6 +13,7 @@ from farflung.node.durable import not_taken
 from farflung.node.storage import LOST_STATE
 from farflung.protocol.errors import FarflungError, LocalError
 from farflung.training.errors import DamagedCheckpoint, NonFinite, TrainingError
+from farflung.training.out_of_memory import empty_caches
 
 T = TypeVar("T")
 
@@ -73,9 +74,8 @@ def free_the_last_life() -> None:
     """After `freeze_imports`: what nobody refers to any more goes, frozen or not. A node's objects are full of circles."""
     gc.unfreeze()
     gc.collect()
-    # torch keeps what is free, and the next life has tensors of other sizes
+    empty_caches()  # the next life has tensors of other sizes
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
         torch._C._host_emptyCache()
 
 

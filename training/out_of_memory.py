@@ -1,6 +1,7 @@
 """A device that runs out of memory, said for people: where everything is as it was, and where something cannot be taken back."""
 
 import gc
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,19 +13,37 @@ MAKE_ROOM = "close what else uses the device, or save more with `--save-memory c
 """What helps, for messages."""
 
 
+_LACKS = re.compile(
+    r"MPS backend out of memory"
+    r"|(?:CUDA|HIP) driver error: out of memory"  # of memory that is mapped piece by piece (expandable segments)
+    r"|Triton Error \[(?:CUDA|HIP)\].*out of memory"
+    r"|(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED"
+    # a library that cannot even begin; in other calls the same status means a device that broke before
+    r"|(?:CU|HIP)BLAS_STATUS_NOT_INITIALIZED when calling `(?:cu|hip)blas(?:Lt)?Create\("
+)
+"""What says it in a plain RuntimeError."""
+
+
 def is_lack(error: RuntimeError) -> bool:
-    """Whether it says that a device has no room: torch's own allocator does by its class, CUDA (page-locked memory, a context, a kernel that is loaded)
-    and cuBLAS (its workspace) only by their words."""
+    """Whether it says that a device has no room: torch's own allocator on CUDA does by its class, everybody else only by their words: CUDA (page-locked
+    memory, a context, a kernel that is loaded), its driver, cuBLAS (its handle, its workspace), Triton, and torch's allocator on MPS."""
     words = str(error)
     by_cuda = isinstance(error, torch.AcceleratorError) and "out of memory" in words
-    return isinstance(error, torch.OutOfMemoryError) or by_cuda or "CUBLAS_STATUS_ALLOC_FAILED" in words
+    return isinstance(error, torch.OutOfMemoryError) or by_cuda or _LACKS.search(words) is not None
 
 
 def let_go() -> None:
     """Of what a failed pass has allocated, once nobody handles its error any more: on a GPU torch has activations in cycles, 2.2 GB of a 350 M model."""
     gc.collect()
+    empty_caches()
+
+
+def empty_caches() -> None:
+    """Give back what torch keeps of a GPU for later, where this process uses one."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
+    if torch.backends.mps.is_available() and torch.mps.driver_allocated_memory() > 0:
+        torch.mps.empty_cache()
 
 
 @contextmanager

@@ -4,8 +4,9 @@ import asyncio
 import errno
 
 import pytest
+import torch
 
-from farflung.node.runner import run_loop
+from farflung.node.runner import free_the_last_life, run_loop
 from farflung.protocol.errors import LocalError
 from farflung.training.errors import DamagedCheckpoint, DataError
 
@@ -61,3 +62,12 @@ BUGS = [
 def test_a_bug_stays_a_group_with_its_traceback(error: Exception) -> None:
     with pytest.raises(ExceptionGroup):
         run_loop(_in_a_group(error))
+
+
+def test_what_the_last_life_left_on_an_apple_gpu_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[str] = []
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 1 << 20)
+    monkeypatch.setattr(torch.mps, "empty_cache", lambda: emptied.append("mps"))
+    free_the_last_life()
+    assert emptied == ["mps"]

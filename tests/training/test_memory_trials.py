@@ -27,7 +27,7 @@ from farflung.training.memory import (
 )
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
-from farflung.training.out_of_memory import half_made, no_room
+from farflung.training.out_of_memory import half_made, let_go, no_room
 from farflung.training.probe import largest_that_fits
 from farflung.training.replica import Replica
 from farflung.training.rules import Nesterov
@@ -67,7 +67,25 @@ def test_trials_find_the_largest(batch: int, fits: int) -> None:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
         (torch.AcceleratorError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: HIPBLAS_STATUS_NOT_INITIALIZED when calling `hipblasLtCreate(&handle)`"), True),
+        (RuntimeError("CUDA driver error: out of memory"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("Triton Error [HIP]:  Code: 2, Messsage: out of memory"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9.0 GB, max allowed: 9.07 GB)."), True),
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA driver error: invalid argument"), False),
+        (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), False),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm( handle, opa, opb)`"),
+            False,
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb)`"),
+            False,
+        ),
+        (RuntimeError("out of memory"), False),
         (RuntimeError("expected scalar type Float but found BFloat16"), False),
     ],
 )
@@ -87,6 +105,17 @@ def test_what_says_that_a_device_has_no_room(error: RuntimeError, lacks: bool) -
         with pytest.raises(type(error)) as raised, half_made("a step", torch.device("cpu")):
             raise error
         assert raised.value is error
+
+
+@pytest.mark.parametrize("held_bytes", [None, 0, 1 << 20])
+def test_what_is_let_go_goes_back_to_an_apple_gpu(held_bytes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one is used: None where there is none."""
+    emptied: list[str] = []
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: held_bytes is not None)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: held_bytes)
+    monkeypatch.setattr(torch.mps, "empty_cache", lambda: emptied.append("mps"))
+    let_go()
+    assert emptied == (["mps"] if held_bytes else [])
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:
