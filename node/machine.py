@@ -24,6 +24,7 @@ from farflung.training.memory import (
 )
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
+from farflung.training.out_of_memory import is_lack
 from farflung.training.runtime import Runtime
 
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d|:[1-9]\d)?")
@@ -51,6 +52,7 @@ def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float 
             f"--compile needs a compiler for what torch generates, and there is no {compiler} here; "
             "install gcc and g++ (Debian: `apt install g++`), or join without --compile"
         )
+    _try_out(torch.device(device))
     best = Runtime.best(device)
     autocast = {"auto": best.autocast, "bf16": torch.bfloat16, "fp32": None}[dtype]
     memory_bytes = None if memory_gb is None else int(memory_gb * 1e9)
@@ -61,6 +63,32 @@ def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float 
                 f"--memory {memory_gb:g}: CUDA itself takes {CUDA_BYTES / 1e9:g} GB of the device; give more, or --device cpu"
             )
     return Runtime(device=device, autocast=autocast, compile=compiled, memory_bytes=memory_bytes)
+
+
+def _try_out(device: torch.device) -> None:
+    """Compute something there: that a device is counted says neither that its driver works, nor that torch has kernels for it, nor that it has room for
+    this process. Raises ConfigError."""
+    if device.type == "cpu":
+        return
+    try:
+        _compute(device)
+    except RuntimeError as error:
+        words = str(error).partition("\n")[0]  # then torch goes on about debugging
+        if is_lack(error):
+            raise ConfigError(
+                f"--device {device} is full ({words}): close what else uses it, or give --device cpu"
+            ) from error
+        made_for = torch.cuda.get_arch_list() if device.type == "cuda" else []
+        build = f"{torch.__version__}, made for {' '.join(made_for)}" if made_for else torch.__version__
+        raise ConfigError(
+            f"--device {device}: this torch ({build}) cannot compute on it ({words}); install a torch with kernels for this device "
+            "(https://pytorch.org/get-started) or a driver that it can use, or give --device cpu"
+        ) from error
+
+
+def _compute(device: torch.device) -> None:
+    """A kernel or two, waited for. Raises RuntimeError."""
+    (torch.ones(2, device=device) + 1).sum().item()
 
 
 def describe_device(runtime: Runtime) -> str:

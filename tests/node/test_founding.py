@@ -4,7 +4,6 @@ import dataclasses
 import math
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -28,7 +27,7 @@ from farflung.protocol.lap import Laps
 from farflung.protocol.manifest import Manifest, open_manifest
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.training.inner import InnerConfig
-from farflung.training.memory import CUDA_BYTES, RESERVE, Beside, forecast, parse_options
+from farflung.training.memory import RESERVE, Beside, forecast, parse_options
 from farflung.training.methods import training_method
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import PRESETS
@@ -382,28 +381,3 @@ def test_memory_and_devices_are_checked_before_anything_is_allocated(monkeypatch
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match=r"no no-such-compiler here; install gcc and g\+\+"):
         choose_runtime("cpu", "auto", compiled=True)
-
-
-@pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])
-def test_a_limit_is_enforced_on_a_gpu_of_which_cuda_itself_takes_some(
-    device: str, index: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits: list[tuple[float, int]] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    facts = SimpleNamespace(total_memory=80_000_000_000, major=9)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
-    monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((share, device))
-    )
-    monkeypatch.setattr(machine, "free_bytes", lambda device, limit=None: 1 << 40)
-    runtime = choose_runtime(device, "auto", compiled=False, memory_gb=8)
-    assert runtime.autocast is torch.bfloat16 and runtime.memory_bytes == 8_000_000_000 - CUDA_BYTES
-    fit_memory(PRESETS["1m"], InnerConfig(schedule=Schedule(peak=1e-3, kind="constant")), 1, runtime)
-    # torch wants a number there, and takes no "cuda"
-    assert limits == [(pytest.approx((8 - 0.8) / 80), index)]
-    facts.major = 7
-    assert choose_runtime(device, "auto", compiled=False).autocast is None
-    with pytest.raises(ConfigError, match=r"--memory 0.8: CUDA itself takes 0.8 GB"):
-        choose_runtime(device, "auto", compiled=False, memory_gb=0.8)

@@ -1,0 +1,85 @@
+"""Devices that are there, but cannot be used, or not as they seem; without any of them: torch's words are put into its mouth."""
+
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+import torch
+
+from farflung.node import machine
+from farflung.node.machine import choose_runtime, fit_memory
+from farflung.protocol.errors import ConfigError
+from farflung.training.inner import InnerConfig
+from farflung.training.memory import CUDA_BYTES
+from farflung.training.presets import PRESETS
+from farflung.training.schedule import Schedule
+
+INNER = InnerConfig(schedule=Schedule(peak=1e-3, kind="constant"))
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Two CUDA devices of these properties, on which everything succeeds; the second is the current one."""
+    facts = SimpleNamespace(total_memory=80_000_000_000, major=9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(machine, "_compute", lambda device: None)
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device\nSearch for"),
+            r"--device cuda: this torch \(\d.*, made for sm_90 sm_100\) cannot compute on it \(CUDA error: no kernel image .*--device cpu",
+        ),
+        (RuntimeError("The NVIDIA driver on your system is too old"), r"cannot compute on it \(The NVIDIA driver .* or a driver"),
+        (torch.AcceleratorError("CUDA error: out of memory"), r"--device cuda is full \(CUDA error: out of memory\): close what else uses it, or give --device cpu"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("card")
+def test_a_gpu_that_is_counted_and_does_not_work_is_refused(
+    error: RuntimeError, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(device: torch.device) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)  # nor does it say what it is
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90", "sm_100"])
+    monkeypatch.setattr(machine, "_compute", fail)
+    with pytest.raises(ConfigError, match=says):
+        choose_runtime("auto", "auto", compiled=False)
+    assert choose_runtime("cpu", "auto", compiled=False).device == "cpu"
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="an Apple GPU computes")
+def test_an_apple_gpu_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real kernel, which this torch has not."""
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    with pytest.raises(
+        ConfigError, match=r"--device mps: this torch \(\d[^,]*\) cannot compute on it \(.*--device cpu"
+    ):
+        choose_runtime("mps", "auto", compiled=False)
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])
+def test_a_limit_is_enforced_on_a_gpu_of_which_cuda_itself_takes_some(
+    device: str, index: int, card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[tuple[float, int]] = []
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((share, device))
+    )
+    monkeypatch.setattr(machine, "free_bytes", lambda device, limit=None: 1 << 40)
+    runtime = choose_runtime(device, "auto", compiled=False, memory_gb=8)
+    assert runtime.autocast is torch.bfloat16 and runtime.memory_bytes == 8_000_000_000 - CUDA_BYTES
+    fit_memory(PRESETS["1m"], INNER, 1, runtime)
+    # torch wants a number there, and takes no "cuda"
+    assert limits == [(pytest.approx((8 - 0.8) / 80), index)]
+    card.major = 7
+    assert choose_runtime(device, "auto", compiled=False).autocast is None
+    with pytest.raises(ConfigError, match=r"--memory 0.8: CUDA itself takes 0.8 GB"):
+        choose_runtime(device, "auto", compiled=False, memory_gb=0.8)
