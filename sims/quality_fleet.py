@@ -27,7 +27,7 @@ from farflung.training.errors import NonFinite
 from farflung.training.flat import Layout, Slot
 from farflung.training.inner import InnerConfig
 from farflung.training.model import Decoder, Rotary
-from farflung.training.muon import ITERATIONS, MOMENTUM, RMS_OF_ADAMW, orthogonalise
+from farflung.training.muon import ITERATIONS, MOMENTUM, RMS_OF_ADAMW, orthogonalise, products_dtype
 from farflung.training.optimizers import TABLES
 from farflung.training.order import SampleOrder
 from farflung.training.presets import num_parameters
@@ -229,7 +229,7 @@ class Fleet:
         lerped = self._first.lerp(gradients, 1 - MOMENTUM)
         self._first.copy_(torch.where(self._hidden, lerped, self._first))
         ahead = gradients.lerp(self._first, MOMENTUM)
-        dtype = torch.bfloat16 if ahead.is_cuda else torch.float32
+        dtype = products_dtype(ahead.device)
         return {
             shape: orthogonalise(torch.stack([self._of(ahead, slot) for slot in slots], dim=1), ITERATIONS, dtype)
             for shape, slots in self._by_shape.items()

@@ -13,7 +13,7 @@ the shape. One learning rate then serves matrices of all shapes, and AdamW for t
 that rounds lose less with it than with AdamW: workers' pseudo-gradients agree better.
 
 `torch.optim.Muon` does the same, one matrix at a time and always in bf16. This one takes all matrices of a shape in one batched
-product, and computes in bf16 on CUDA only, because bf16 products are slow on most CPUs: for the 1.3 M parameters in hidden
+product, and computes in bf16 only where the device does (`devices.has_bf16`), because bf16 products are slow on most CPUs: for the 1.3 M parameters in hidden
 matrices of the codec bench's model a step takes torch's 4.5 s of one core here and this one 0.13 s; for 0.2 M in 21 matrices
 0.083 and 0.006 s. In bf16, which a test forces on the CPU, both take the same steps.
 """
@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from farflung.training.devices import has_bf16
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of X <- aX + b(XX')X + c(XX')(XX')X: the steepest at zero that still end in about [0.7, 1.2]."""
@@ -52,6 +54,11 @@ def orthogonalise(
     return x.mT if is_tall else x
 
 
+def products_dtype(device: torch.device) -> torch.dtype:
+    """Of the products there, unless another is asked for."""
+    return torch.bfloat16 if has_bf16(device) else torch.float32
+
+
 class Muon(torch.optim.Optimizer):
     """For matrices only: embeddings, heads and norms want AdamW (`inner.InnerOptimizer` divides them)."""
 
@@ -63,7 +70,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float = MOMENTUM,
         weight_decay: float = 0.1,
         iterations: int = ITERATIONS,  # of Newton and Schulz
-        dtype: torch.dtype | None = None,  # of the products; None is bf16 on CUDA and fp32 elsewhere
+        dtype: torch.dtype | None = None,  # of the products; None is `products_dtype` of the device
     ) -> None:
         if not 0 <= momentum < 1 or weight_decay < 0 or not 1 <= iterations <= MAX_ITERATIONS:
             raise ValueError(
@@ -101,7 +108,7 @@ class Muon(torch.optim.Optimizer):
         momenta = [self.state[matrix]["momentum"] for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - mu)
         ahead = torch.stack(torch._foreach_lerp(gradients, momenta, mu))  # [k, rows, columns]
-        dtype = self._dtype or (torch.bfloat16 if ahead.is_cuda else torch.float32)
+        dtype = self._dtype or products_dtype(ahead.device)
         updates = orthogonalise(ahead, group["iterations"], dtype).to(ahead.dtype)
         torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
         scale = lr * RMS_OF_ADAMW * max(ahead.shape[1:]) ** 0.5

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from farflung.training.devices import has_bf16
 from farflung.training.memory import PLAIN, MemoryOptions
 
 
@@ -36,7 +37,4 @@ class Runtime:
     @classmethod
     def best(cls, device: str) -> "Runtime":
         """bf16 on GPUs that compute in it, fp32 elsewhere."""
-        has_bf16 = False
-        if torch.device(device).type == "cuda":  # torch.cuda.is_bf16_supported asks the current one, of maybe several
-            has_bf16 = torch.version.hip is not None or torch.cuda.get_device_properties(device).major >= 8
-        return cls(device=device, autocast=torch.bfloat16 if has_bf16 else None)
+        return cls(device=device, autocast=torch.bfloat16 if has_bf16(torch.device(device)) else None)

@@ -17,6 +17,7 @@ from farflung.sims.quality_methods import Inner, by_names
 from farflung.sims.quality_runs import Run
 from farflung.sims.quality_train import train
 from farflung.sims.quality_worker import Worker
+from farflung.training import muon
 from farflung.training.order import SampleOrder
 from farflung.training.presets import preset
 
@@ -50,6 +51,15 @@ def test_the_steps_of_a_fleet_are_those_of_its_workers(inner: Inner, groups: int
     evaluated = fleet.evaluate(torch.stack([worker.flat for worker in workers]), windows)
     alone = [worker.evaluate(worker.flat, windows) for worker in workers]
     torch.testing.assert_close(evaluated, torch.tensor(alone, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("has_bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_muons_products_are_in_what_suits_the_device(
+    has_bf16: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muon, "has_bf16", lambda device: has_bf16)
+    fleet = Fleet(TOY, "muon", [0])
+    assert {update.dtype for update in fleet._muon(torch.ones_like(fleet.flat)).values()} == {dtype}
 
 
 @pytest.mark.parametrize(

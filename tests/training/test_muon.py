@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from farflung.training import muon
 from farflung.training.muon import Muon, orthogonalise
 
 SHAPES = [(48, 32), (32, 48), (32, 32), (48, 32)]
@@ -74,6 +75,21 @@ def test_in_bf16_it_is_torchs() -> None:
     train(torch.optim.Muon(theirs, 0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"), theirs)
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=6 * 0.02 * 0.02)  # 2 % of the six updates' size
+
+
+def test_the_products_are_in_what_suits_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    def has_bf16(device: torch.device) -> bool:
+        asked.append(device)
+        return True
+
+    monkeypatch.setattr(muon, "has_bf16", has_bf16)
+    left, forced = matrices(), matrices()
+    train(Muon(left, 0.02), left)
+    train(Muon(forced, 0.02, dtype=torch.bfloat16), forced)
+    assert all(torch.equal(one, other) for one, other in zip(left, forced, strict=True))
+    assert set(asked) == {left[0].device}
 
 
 def test_the_update_has_adamws_size_in_every_shape() -> None:
