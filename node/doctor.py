@@ -71,7 +71,8 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
         beside=patient.beside,
         divisible=patient.divisible,
     )
-    needs = plan.forecast
+    needs, one_memory = plan.forecast, on_host(runtime)
+    usable = int(free_bytes(torch.device(runtime.device), runtime.memory_bytes) * (1 - RESERVE))
     parameters = num_parameters(patient.model)
     room = {
         "needed": disk.needed_bytes(needs.checkpoint_bytes, patient.mean_bytes),
@@ -94,16 +95,16 @@ def examine(options: DoctorOptions) -> dict[str, Any]:
             "waiting microbatches": needs.kept_bytes,
             "inner step": needs.step_bytes,
             "peak": needs.device_bytes,
-            "usable": int(free_bytes(torch.device(runtime.device), runtime.memory_bytes) * (1 - RESERVE)),
+            "usable": usable,
         },
         "host_bytes": {
             "outer state": needs.outer_bytes,
             "a round": needs.round_bytes,
             "offloaded inner state": needs.offloaded_bytes,
             "page-locking": needs.pinned_bytes,
-            "usable": int(free_bytes(torch.device("cpu")) * (1 - RESERVE)),
+            "usable": usable if one_memory else int(free_bytes(torch.device("cpu")) * (1 - RESERVE)),
         },
-        "one_memory": on_host(runtime),
+        "one_memory": one_memory,
         "disk_bytes": room,
         "lacks": disk.lacks(**room),
         "clock": clock_state(),

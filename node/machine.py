@@ -10,6 +10,7 @@ import torch
 
 from farflung.compression import kernels
 from farflung.protocol.errors import ConfigError
+from farflung.training.devices import is_on_host
 from farflung.training.errors import NotEnoughMemory
 from farflung.training.inner import InnerConfig
 from farflung.training.memory import (
@@ -104,7 +105,7 @@ def describe_device(runtime: Runtime) -> str:
 
 def on_host(runtime: Runtime) -> bool:
     """Whether the device has no memory of its own."""
-    return torch.device(runtime.device).type != "cuda"
+    return is_on_host(torch.device(runtime.device))
 
 
 def plan_memory(
@@ -128,6 +129,7 @@ def plan_memory(
             host_bytes=None if on_host(runtime) else free_bytes(torch.device("cpu")),
             compute_bytes=runtime.compute_bytes,
             beside=beside,
+            pinned=device.type == "cuda",
             allowed=BY_COST if save == "auto" else (parse_options(save),),
             divisible=divisible,
         )

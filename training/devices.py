@@ -9,3 +9,8 @@ def has_bf16(device: torch.device) -> bool:
         return False
     # of this device: torch.cuda.is_bf16_supported asks the current one, of maybe several, and says yes where it is emulated
     return torch.version.hip is not None or torch.cuda.get_device_properties(device).major >= 8
+
+
+def is_on_host(device: torch.device) -> bool:
+    """Whether its memory is the host's: a CPU, an Apple GPU, and a GPU of CUDA or ROCm that is integrated (Jetson, GB10, APUs)."""
+    return device.type != "cuda" or bool(torch.cuda.get_device_properties(device).is_integrated)

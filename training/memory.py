@@ -21,7 +21,8 @@ and in host memory 16 n of outer state (parameters, momentum, what was sent, one
 direction with error feedback and each copy for shadows, 4 n that a round decodes (less where rounds are of fragments),
 and the inner state when it is offloaded. Beside CUDA most of that is page-locked, for which torch takes the next power of two of each
 block (`flat.pinned_bytes`): parameters, momentum and what was sent, each tensor of offloaded state, and a block of 4 n that an evaluation
-takes and torch then keeps. On a CPU both are one memory, and an evaluation finds room where the gradients were. Sums of tensors are exact; activations are within
+takes and torch then keeps. On a CPU and a GPU without memory of its own (`devices.is_on_host`) both are one memory; on a CPU an evaluation finds
+room where the gradients were. Sums of tensors are exact; activations are within
 15 % of what is kept, the peak of a step within 30 % and on the safe side (the tests compare with the allocator's record). On a GPU peaks were 1 % below to 5 % above.
 Workspaces of kernels and the allocator's fragmentation are covered by `RESERVE`. On the device evaluations have no term: they take no more sequences
 at a time, without gradients, and keep nothing for a backward pass.
@@ -33,6 +34,7 @@ import psutil
 import torch
 
 from farflung.training import eight_bit, inner_optimizer, of_targets
+from farflung.training.devices import is_on_host
 from farflung.training.errors import NotEnoughMemory
 from farflung.training.flat import pinned_bytes
 from farflung.training.host_memory import available_bytes
@@ -277,9 +279,10 @@ def choose_options(
     *,
     batch: int,  # sequences in one inner step
     device_bytes: int,  # that training may use on the device, the reserve included
-    host_bytes: int | None,  # the same in host memory, which is page-locked; None when the device is the host
+    host_bytes: int | None,  # the same in host memory; None when that is the device's
     compute_bytes: int = 4,
     beside: Beside = NOTHING_BESIDE,
+    pinned: bool = False,  # whether host memory is page-locked, see `flat.host_buffer`
     allowed: tuple[MemoryOptions, ...] = BY_COST,  # from cheap to dear
     divisible: bool = True,  # whether the batch may be computed in pieces
 ) -> MemoryPlan:
@@ -294,7 +297,7 @@ def choose_options(
                 microbatch=microbatch,
                 compute_bytes=compute_bytes,
                 beside=beside,
-                pinned=host_bytes is not None,
+                pinned=pinned,
             )
             if _fits(needs, device_bytes, host_bytes):
                 return MemoryPlan(options=options, microbatch=microbatch, forecast=needs)
@@ -310,7 +313,7 @@ def choose_options(
 
 
 def _fits(needs: MemoryForecast, device_bytes: int, host_bytes: int | None) -> bool:
-    """Whether there is room, with the reserve left alone; `host_bytes` is None when the device is the host."""
+    """Whether there is room, with the reserve left alone; `host_bytes` is None when the device has no memory of its own."""
     device, host = needs.device_bytes, needs.host_bytes
     if host_bytes is None:
         device, host = device + host, 0
@@ -347,9 +350,11 @@ def free_bytes(
     device: torch.device,
     limit: int | None = None,  # most that this process may use of it
 ) -> int:
-    """Memory that this process can still take on the device; for anything but CUDA, of the host or of its container there."""
+    """Memory that this process can still take on the device; where that has none of its own, of the host or of its container there."""
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
+        if is_on_host(device):  # CUDA knows nothing of control groups
+            free = min(free, available_bytes())
         used = torch.cuda.memory_allocated(device)
         available = int(free) + int(torch.cuda.memory_reserved(device)) - used
     else:

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from farflung.node import machine
-from farflung.node.machine import choose_runtime, fit_memory
+from farflung.node.doctor import examine
+from farflung.node.machine import choose_runtime, fit_memory, plan_memory
+from farflung.node.options import DoctorOptions
 from farflung.protocol.errors import ConfigError
+from farflung.training import memory
 from farflung.training.inner import InnerConfig
-from farflung.training.memory import CUDA_BYTES
+from farflung.training.memory import CUDA_BYTES, RESERVE
 from farflung.training.presets import PRESETS
 from farflung.training.schedule import Schedule
 
@@ -20,7 +23,7 @@ INNER = InnerConfig(schedule=Schedule(peak=1e-3, kind="constant"))
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Two CUDA devices of these properties, on which everything succeeds; the second is the current one."""
-    facts = SimpleNamespace(total_memory=80_000_000_000, major=9)
+    facts = SimpleNamespace(name="a card", total_memory=80_000_000_000, major=9, is_integrated=0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -83,3 +86,27 @@ def test_a_limit_is_enforced_on_a_gpu_of_which_cuda_itself_takes_some(
     assert choose_runtime(device, "auto", compiled=False).autocast is None
     with pytest.raises(ConfigError, match=r"--memory 0.8: CUDA itself takes 0.8 GB"):
         choose_runtime(device, "auto", compiled=False, memory_gb=0.8)
+
+
+def test_an_integrated_gpu_shares_the_memory_of_the_host_which_is_page_locked(
+    card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not both of two figures are there, but the lesser one, once; and `doctor` says the same."""
+    card.is_integrated = 1
+    gb = 10**9
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * gb, 80 * gb))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * gb)
+    runtime = choose_runtime("cuda", "auto", compiled=False)
+    assert machine.on_host(runtime)
+    plan = plan_memory(PRESETS["60m"], INNER, 16, runtime)
+    assert plan.forecast.pinned_bytes > 0
+    assert plan.forecast.device_bytes + plan.forecast.host_bytes <= 4 * gb * (1 - RESERVE)
+    found = examine(DoctorOptions(model="60m", device="cuda", batch=16))
+    assert found["one_memory"] and found["save_memory"] == str(plan.options)
+    assert found["device_bytes"]["usable"] == found["host_bytes"]["usable"] == int(4 * gb * (1 - RESERVE))
+    card.is_integrated = 0
+    apart = examine(DoctorOptions(model="60m", device="cuda", batch=16))
+    assert not apart["one_memory"] and apart["device_bytes"]["usable"] == int(60 * gb * (1 - RESERVE))
+    assert apart["host_bytes"]["usable"] == int(4 * gb * (1 - RESERVE))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tests.thorough import further
 from tests.training.allocations import peak_bytes
 
-from farflung.training import inner_optimizer
+from farflung.training import inner_optimizer, memory
 from farflung.training.errors import NotEnoughMemory
 from farflung.training.flat import pinned_bytes
 from farflung.training.inner import InnerConfig, gradients, make_optimizer, precision, take_step
@@ -258,19 +259,19 @@ def test_the_peak_on_a_gpu_is_forecast(optimizer: str, options: str, name: str, 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "torch.optim.Adagrad"])
 def test_sums_of_tensors_are_exact(optimizer: str, options: str) -> None:
     n, chosen = num_parameters(SMALL), parse_options(options)
-    memory = forecast(SMALL, parse_optimizer(optimizer), chosen)
+    needs = forecast(SMALL, parse_optimizer(optimizer), chosen)
     model = Decoder(SMALL, seed=1)
     made = make_optimizer(model, InnerConfig(schedule=SCHEDULE, optimizer=optimizer), chosen.inner_state)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     made.step(1e-3)
     counters = sum(tensor.nbytes for tensor in made.tensors().values() if tensor.dim() == 0)
-    assert memory.optimizer_bytes + memory.offloaded_bytes == made.device_bytes() - counters
-    assert (memory.parameter_bytes, memory.outer_bytes, memory.round_bytes) == (4 * n, 16 * n, 4 * n)
+    assert needs.optimizer_bytes + needs.offloaded_bytes == made.device_bytes() - counters
+    assert (needs.parameter_bytes, needs.outer_bytes, needs.round_bytes) == (4 * n, 16 * n, 4 * n)
     fed_back = forecast(SMALL, parse_optimizer(optimizer), chosen, beside=Beside(copies=2))
-    assert fed_back.outer_bytes == 24 * n and fed_back.device_bytes == memory.device_bytes
-    assert memory.gradient_bytes == 4 * n + 4 * 512 * 128
-    assert (memory.optimizer_bytes == 0) == chosen.inner_state.offload
+    assert fed_back.outer_bytes == 24 * n and fed_back.device_bytes == needs.device_bytes
+    assert needs.gradient_bytes == 4 * n + 4 * 512 * 128
+    assert (needs.optimizer_bytes == 0) == chosen.inner_state.offload
     numel = {name: parameter.numel() for name, parameter in model.named_parameters()}
     parked = [
         tensor.nbytes
@@ -280,8 +281,8 @@ def test_sums_of_tensors_are_exact(optimizer: str, options: str) -> None:
     rounding = sum(map(pinned_bytes, parked)) - sum(parked) if chosen.inner_state.offload else 0
     beside_cuda = forecast(SMALL, parse_optimizer(optimizer), chosen, pinned=True)
     assert beside_cuda.pinned_bytes == 4 * pinned_bytes(4 * n) - 12 * n + rounding
-    assert beside_cuda.host_bytes - memory.host_bytes == beside_cuda.pinned_bytes
-    assert beside_cuda.device_bytes == memory.device_bytes
+    assert beside_cuda.host_bytes - needs.host_bytes == beside_cuda.pinned_bytes
+    assert beside_cuda.device_bytes == needs.device_bytes
 
 
 # ---- options and microbatches --------------------------------------------------------------------------------------
@@ -290,7 +291,8 @@ def test_sums_of_tensors_are_exact(optimizer: str, options: str) -> None:
 def choose(config: ModelConfig, gigabytes: float, host_gigabytes: float | None = 64.0, **more: Any) -> MemoryOptions:
     host = None if host_gigabytes is None else int(host_gigabytes * 1e9)
     options: dict[str, Any] = {"batch": 16, "compute_bytes": 2, "device_bytes": int(gigabytes * 1e9), **more}
-    return choose_options(config, options.pop("optimizer", ADAMW), host_bytes=host, **options).options
+    optimizer, pinned = options.pop("optimizer", ADAMW), host is not None
+    return choose_options(config, optimizer, host_bytes=host, pinned=pinned, **options).options
 
 
 @pytest.mark.parametrize("compute_bytes", [2, 4])
@@ -316,6 +318,23 @@ def test_what_is_needed_is_chosen_from_cheap_to_dear() -> None:
         choose(config, 8, allowed=only)
 
 
+def test_host_memory_may_be_page_locked_and_the_devices_own() -> None:
+    """As beside an integrated GPU."""
+    config, only = preset("10m"), (parse_options("none"),)
+    needs = forecast(config, ADAMW, only[0], pinned=True)
+
+    def room(nbytes: int) -> int:
+        return int(nbytes / (1 - RESERVE)) + 1
+
+    both = needs.device_bytes + needs.host_bytes
+    chosen = choose_options(config, ADAMW, batch=1, device_bytes=room(both), host_bytes=None, pinned=True, allowed=only)
+    assert chosen.forecast == needs and needs.pinned_bytes > 0
+    less = room(both - needs.pinned_bytes)
+    with pytest.raises(NotEnoughMemory):
+        choose_options(config, ADAMW, batch=1, device_bytes=less, host_bytes=None, pinned=True, allowed=only)
+    choose_options(config, ADAMW, batch=1, device_bytes=less, host_bytes=None, allowed=only)
+
+
 @settings(deadline=None)
 @given(st.floats(0.01, 2), st.floats(0.01, 2), st.sampled_from([ADAMW, MUON]), st.integers(1, 64))
 def test_what_is_chosen_fits_and_more_memory_is_never_dearer(
@@ -327,7 +346,7 @@ def test_what_is_chosen_fits_and_more_memory_is_never_dearer(
         """(place in the order of cost, microbatch); the last place when nothing fits."""
         try:
             made = choose_options(
-                config, optimizer, batch=batch, device_bytes=int(gigabytes * 1e9), host_bytes=int(1e9)
+                config, optimizer, batch=batch, device_bytes=int(gigabytes * 1e9), host_bytes=int(1e9), pinned=True
             )
         except NotEnoughMemory:
             return len(BY_COST), 0
@@ -376,6 +395,23 @@ def test_free_memory_of_the_host_is_known() -> None:
     assert free > 0
     assert free_bytes(torch.device("cpu"), limit=1) == 0
     assert free_bytes(torch.device("cpu"), limit=1 << 60) > free / 2
+
+
+@pytest.mark.parametrize("is_integrated", [0, 1])
+def test_free_memory_of_a_gpu_that_has_none_of_its_own_is_that_of_the_host_too(
+    is_integrated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, gb = torch.device("cuda"), 10**9
+    facts = SimpleNamespace(is_integrated=is_integrated)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * gb, 120 * gb))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * gb)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * gb)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 40 * gb)
+    assert free_bytes(gpu) == ((40 if is_integrated else 60) + 5 - 2) * gb
+    assert free_bytes(gpu, limit=10 * gb) == 8 * gb
+    monkeypatch.setattr(memory, "available_bytes", lambda: 90 * gb)
+    assert free_bytes(gpu) == 63 * gb
 
 
 # ---- the same bits -------------------------------------------------------------------------------------------------
