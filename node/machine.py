@@ -17,6 +17,7 @@ from farflung.training.memory import (
     BY_COST,
     CUDA_BYTES,
     NOTHING_BESIDE,
+    RESERVE,
     Beside,
     MemoryPlan,
     choose_options,
@@ -153,12 +154,22 @@ def fit_memory(
     beside: Beside = NOTHING_BESIDE,
     divisible: bool = True,
 ) -> Runtime:
-    """The runtime with the options of `plan_memory`, and its limit enforced where torch can. Raises ConfigError."""
+    """The runtime with the options of `plan_memory`, and on CUDA torch's allocator held to what there is for it. Raises ConfigError."""
     plan = plan_memory(model, inner, batch, runtime, save, beside=beside, divisible=divisible)
     device = torch.device(runtime.device)
-    if device.type == "cuda" and runtime.memory_bytes is not None:
+    if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         # unlike everything else in torch.cuda, this wants to be told the number of the device
         index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.set_per_process_memory_fraction(min(1.0, runtime.memory_bytes / total), index)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, _allowed_bytes(device, runtime, plan) / total), index)
     return replace(runtime, save=plan.options)
+
+
+def _allowed_bytes(device: torch.device, runtime: Runtime, plan: MemoryPlan) -> int:
+    """What torch's allocator may take of a CUDA device, with what it has: what is free and within the limit. It must be told even without one, for under WSL2
+    what does not fit lies in the host's memory and is slow (microsoft/WSL#11050), where elsewhere a trial would fail."""
+    free = free_bytes(device, runtime.memory_bytes)
+    if is_on_host(device):
+        # the rest is needed beside it, and what a trial would find out elsewhere ends the process here
+        free = max(plan.forecast.device_bytes, int(free * (1 - RESERVE)) - plan.forecast.host_bytes)
+    return free + torch.cuda.memory_allocated(device)

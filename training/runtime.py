@@ -21,7 +21,7 @@ class Runtime:
     save: MemoryOptions = PLAIN
     """What memory is saved with; the gradients and, but for 8 bits, the parameters are the same to the bit."""
     memory_bytes: int | None = None
-    """Most memory of the device that training shall use, on CUDA beside `memory.CUDA_BYTES`; None is all there is."""
+    """Most memory of the device that training shall use, on CUDA beside `memory.CUDA_BYTES`; None is all that is free when training begins."""
     compile: bool = False
     """Compile the model's layers with torch.compile: some waiting, then faster steps on some GPUs (not on an H100)."""
 

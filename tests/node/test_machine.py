@@ -17,6 +17,7 @@ from farflung.training.memory import CUDA_BYTES, RESERVE
 from farflung.training.presets import PRESETS
 from farflung.training.schedule import Schedule
 
+GB = 10**9
 INNER = InnerConfig(schedule=Schedule(peak=1e-3, kind="constant"))
 
 
@@ -68,15 +69,23 @@ def test_an_apple_gpu_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_runtime("mps", "auto", compiled=False)
 
 
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
+    """(share of the device, its number) that torch's allocator was held to, while 50 GB are free and torch has 3 of which 2 are in use."""
+    said: list[tuple[float, int]] = []
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: said.append((share, device))
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * GB, 80 * GB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * GB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * GB)
+    return said
+
+
 @pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])
 def test_a_limit_is_enforced_on_a_gpu_of_which_cuda_itself_takes_some(
-    device: str, index: int, card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    device: str, index: int, card: SimpleNamespace, limits: list[tuple[float, int]]
 ) -> None:
-    limits: list[tuple[float, int]] = []
-    monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((share, device))
-    )
-    monkeypatch.setattr(machine, "free_bytes", lambda device, limit=None: 1 << 40)
     runtime = choose_runtime(device, "auto", compiled=False, memory_gb=8)
     assert runtime.autocast is torch.bfloat16 and runtime.memory_bytes == 8_000_000_000 - CUDA_BYTES
     fit_memory(PRESETS["1m"], INNER, 1, runtime)
@@ -88,25 +97,40 @@ def test_a_limit_is_enforced_on_a_gpu_of_which_cuda_itself_takes_some(
         choose_runtime(device, "auto", compiled=False, memory_gb=0.8)
 
 
+def test_without_a_limit_a_gpu_is_not_filled_beyond_what_is_free(
+    card: SimpleNamespace, limits: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the driver would give more, out of the host's memory."""
+    for memory_gb in (None, 70):
+        fit_memory(PRESETS["1m"], INNER, 1, choose_runtime("cuda:0", "auto", compiled=False, memory_gb=memory_gb))
+    assert limits == [(pytest.approx((50 + 3) / 80), 0)] * 2
+    card.is_integrated = 1
+    monkeypatch.setattr(memory, "available_bytes", lambda: 40 * GB)
+    runtime = choose_runtime("cuda:0", "auto", compiled=False)
+    fit_memory(PRESETS["60m"], INNER, 1, runtime)
+    host = plan_memory(PRESETS["60m"], INNER, 1, runtime).forecast.host_bytes
+    assert host > 1 * GB
+    assert limits[2:] == [(pytest.approx(((40 + 3 - 2) * (1 - RESERVE) + 2 - host / GB) / 80), 0)]
+
+
 def test_an_integrated_gpu_shares_the_memory_of_the_host_which_is_page_locked(
     card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not both of two figures are there, but the lesser one, once; and `doctor` says the same."""
     card.is_integrated = 1
-    gb = 10**9
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * gb, 80 * gb))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * GB, 80 * GB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * gb)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * GB)
     runtime = choose_runtime("cuda", "auto", compiled=False)
     assert machine.on_host(runtime)
     plan = plan_memory(PRESETS["60m"], INNER, 16, runtime)
     assert plan.forecast.pinned_bytes > 0
-    assert plan.forecast.device_bytes + plan.forecast.host_bytes <= 4 * gb * (1 - RESERVE)
+    assert plan.forecast.device_bytes + plan.forecast.host_bytes <= 4 * GB * (1 - RESERVE)
     found = examine(DoctorOptions(model="60m", device="cuda", batch=16))
     assert found["one_memory"] and found["save_memory"] == str(plan.options)
-    assert found["device_bytes"]["usable"] == found["host_bytes"]["usable"] == int(4 * gb * (1 - RESERVE))
+    assert found["device_bytes"]["usable"] == found["host_bytes"]["usable"] == int(4 * GB * (1 - RESERVE))
     card.is_integrated = 0
     apart = examine(DoctorOptions(model="60m", device="cuda", batch=16))
-    assert not apart["one_memory"] and apart["device_bytes"]["usable"] == int(60 * gb * (1 - RESERVE))
-    assert apart["host_bytes"]["usable"] == int(4 * gb * (1 - RESERVE))
+    assert not apart["one_memory"] and apart["device_bytes"]["usable"] == int(60 * GB * (1 - RESERVE))
+    assert apart["host_bytes"]["usable"] == int(4 * GB * (1 - RESERVE))
