@@ -24,7 +24,7 @@ from farflung.training.memory import (
     free_bytes,
     parse_options,
 )
-from farflung.training.model import ModelConfig
+from farflung.training.model import ModelConfig, keeps_scores
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.out_of_memory import is_lack
 from farflung.training.runtime import Runtime
@@ -130,6 +130,7 @@ def plan_memory(
             host_bytes=None if on_host(runtime) else free_bytes(torch.device("cpu")),
             compute_bytes=runtime.compute_bytes,
             beside=beside,
+            scores=keeps_scores(device.type),
             pinned=device.type == "cuda",
             allowed=BY_COST if save == "auto" else (parse_options(save),),
             divisible=divisible,

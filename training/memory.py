@@ -12,7 +12,10 @@ bf16 autocast, 4 without), bytes on the device at the peak of a step:
                    c n if c < 4; the head's are logits and their gradient, 2 c V, and work for a few rows of them
                    (`of_targets`), with and without z-loss; with checkpointed layers K * L * 4 D and the larger of layer
                    and head, and casts of one layer and the head. Where few tokens meet a large vocabulary the end of the
-                   pass takes more: a tied table's gradient is made twice, and added in a third place in fp32
+                   pass takes more: a tied table's gradient is made twice, and added in a third place in fp32.
+                   Where attention keeps its scores (`model.keeps_scores`: MPS), with H heads and sequences of T tokens also
+                   K * L * 4 H T, in fp32 as everything that attention takes there, and their gradients in one layer, K * 8 H T,
+                   where the head's work is less; with checkpointed layers all of that for one
       step         the fp32 state of one chunk when it does not lie there, and the larger of two: work of the optimiser (of
                    Muon 16 bytes for each element that is orthogonalised at a time, of a class of torch 12 for each of a chunk;
                    AdamW is fused and has none) and of coding 8 bits
@@ -171,23 +174,29 @@ def activation_bytes(
     compute_bytes: int = 4,  # of one number in a matrix product: 2 under bf16 autocast, 4 without
     *,
     checkpoint_layers: bool = False,
+    scores: bool = False,  # whether attention keeps them, see `model.keeps_scores`
 ) -> int:
     """Bytes where the backward pass of one microbatch begins: what autograd keeps, and what the loss takes for the logits' gradient."""
     d, kv, f, c = config.dim, config.kv_dim, config.ffn_dim, compute_bytes
+    tokens = microbatch * config.seq_len
     # autocast casts the output of a norm anew for each of the five products that take it
     norm_outputs = 2 * d if c == 4 else 5 * d
     keys = d if c == 4 else kv  # on CUDA attention in fp32 takes them repeated, see `model.can_share_keys`
     # per layer and token: input and normalised value of the two norms, in fp32; then in compute precision the
-    # norms' outputs, q, k, v, the attention's output, and four of the SwiGLU (gate, silu(gate), up, product)
-    layer = 16 * d + c * (norm_outputs + 2 * d + 2 * keys + 4 * f) + 4 * config.num_heads
+    # norms' outputs, the attention's output, and four of the SwiGLU (gate, silu(gate), up, product)
+    layer = 16 * d + c * (norm_outputs + d + 4 * f)
+    # and what attention took: q, k, v, and the logarithm of each softmax's sum; as plain mathematics all in fp32, with keys and values repeated
+    of_scores = 4 * config.num_heads * config.seq_len
+    layer += 12 * d + of_scores if scores else c * (d + 2 * keys) + 4 * config.num_heads
     if config.qk_norm:  # what the norms of q and k take and their normalised values, in fp32
         layer += 8 * (d + kv)
-    tokens = microbatch * config.seq_len
     head = tokens * (4 * d + c * d) + of_targets.peak_bytes(tokens * config.vocab_size, c)
+    gradients = 2 * of_scores if scores else 0  # of one layer's probabilities, and of its scores
     if checkpoint_layers:
         work = 2 * c * f + 4 * d  # gradients of activations, which without checkpoints find room in what has been freed
+        work = max(work, gradients - 4 * c * f)  # at attention the SwiGLU's activations are gone
         return tokens * 4 * d * config.num_layers + max(tokens * (layer + work), head)
-    return tokens * config.num_layers * layer + head
+    return tokens * config.num_layers * layer + max(head, tokens * gradients)
 
 
 def forecast(
@@ -198,6 +207,7 @@ def forecast(
     microbatch: int = 1,
     compute_bytes: int = 4,
     beside: Beside = NOTHING_BESIDE,
+    scores: bool = False,  # whether attention keeps them, see `model.keeps_scores`
     pinned: bool = False,  # whether host memory is page-locked, see `flat.host_buffer`
 ) -> MemoryForecast:
     """Memory of one replica that trains `microbatch` sequences at a time."""
@@ -215,7 +225,9 @@ def forecast(
         casts = compute_bytes * n
     again = 4 * config.vocab_size * config.dim * (2 if compute_bytes == 4 else 1) if config.tie_embeddings else 0
     coding = CODING_BYTES * min(largest, eight_bit.PIECE) if options.inner_state.bits == 8 else 0
-    kept = activation_bytes(config, microbatch, compute_bytes, checkpoint_layers=options.checkpoint_layers)
+    kept = activation_bytes(
+        config, microbatch, compute_bytes, checkpoint_layers=options.checkpoint_layers, scores=scores
+    )
     return MemoryForecast(
         parameter_bytes=4 * n,
         gradient_bytes=4 * n * (1 + beside.sums) + 4 * largest,
@@ -282,6 +294,7 @@ def choose_options(
     host_bytes: int | None,  # the same in host memory; None when that is the device's
     compute_bytes: int = 4,
     beside: Beside = NOTHING_BESIDE,
+    scores: bool = False,  # whether attention keeps them, see `model.keeps_scores`
     pinned: bool = False,  # whether host memory is page-locked, see `flat.host_buffer`
     allowed: tuple[MemoryOptions, ...] = BY_COST,  # from cheap to dear
     divisible: bool = True,  # whether the batch may be computed in pieces
@@ -297,6 +310,7 @@ def choose_options(
                 microbatch=microbatch,
                 compute_bytes=compute_bytes,
                 beside=beside,
+                scores=scores,
                 pinned=pinned,
             )
             if _fits(needs, device_bytes, host_bytes):
@@ -327,13 +341,18 @@ def choose_microbatch(
     compute_bytes: int = 4,
     *,
     checkpoint_layers: bool = False,
+    scores: bool = False,  # whether attention keeps them, see `model.keeps_scores`
 ) -> int:
     """Sequences at a time, in the fewest and evenest microbatches. Raises NotEnoughMemory if none fits."""
     usable = int(free_bytes * (1 - RESERVE))
+
+    def needed(size: int) -> int:
+        return activation_bytes(config, size, compute_bytes, checkpoint_layers=checkpoint_layers, scores=scores)
+
     for size in even_microbatches(batch):
-        if activation_bytes(config, size, compute_bytes, checkpoint_layers=checkpoint_layers) <= usable:
+        if needed(size) <= usable:
             return size
-    one = activation_bytes(config, 1, compute_bytes, checkpoint_layers=checkpoint_layers)
+    one = needed(1)
     raise NotEnoughMemory(
         f"one sequence of {config.seq_len} tokens needs {one / 1e9:.2f} GB for activations and "
         f"{max(usable, 0) / 1e9:.2f} GB are usable: choose a smaller model or a shorter sequence"

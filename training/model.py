@@ -98,9 +98,17 @@ def can_share_keys(
     device: str,  # its type
     dtype: torch.dtype,  # of queries, keys and values
 ) -> bool:
-    """Whether attention can take fewer key than query heads and still keep no [T, T] scores. On CUDA only the flash kernel can, which
-    takes no fp32; there the memory-efficient kernel does it, with keys and values repeated for every query head."""
+    """Whether attention can take fewer key than query heads and keep no more for it. On CUDA only the flash kernel can, which takes no fp32: else the
+    [T, T] scores would be kept, where the memory-efficient kernel keeps none with keys and values repeated for every query head. On MPS they are kept either way (`keeps_scores`)."""
     return device != "cuda" or dtype != torch.float32
+
+
+def keeps_scores(
+    device: str,  # its type
+) -> bool:
+    """Whether attention in training keeps the scores [B, H, T, T] for the backward pass, in fp32 whatever the precision of the products. On MPS torch has no
+    kernel with a derivative, so that attention is made of plain products there as soon as gradients are wanted."""
+    return device == "mps"
 
 
 class Attention(nn.Module):

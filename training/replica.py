@@ -22,7 +22,7 @@ from torch import Tensor
 from farflung.training.errors import NotEnoughMemory
 from farflung.training.inner import InnerConfig, StepReport, backward_pass, gradients, precision, take_step
 from farflung.training.memory import MemoryForecast, choose_microbatch, even_microbatches, forecast, free_bytes
-from farflung.training.model import ModelConfig, next_token_loss
+from farflung.training.model import ModelConfig, keeps_scores, next_token_loss
 from farflung.training.model_state import ModelState
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.out_of_memory import let_go, no_room
@@ -123,7 +123,7 @@ class Replica(ModelState):
             let_go()
 
     def _choose_microbatch(self, tokens: Tensor) -> int:
-        """By trial where running out of memory is an error that can be caught, by forecast elsewhere."""
+        """By trial on CUDA, whose allocator raises an error in good time; by forecast where the memory is the system's, which would rather swap, or end the process."""
         if self.device.type == "cuda":
             return largest_that_fits(even_microbatches(tokens.shape[0]), lambda size: self._trial(tokens[:size]))
         needs = self._forecast()
@@ -135,6 +135,7 @@ class Replica(ModelState):
             left,
             self.runtime.compute_bytes,
             checkpoint_layers=self.runtime.save.checkpoint_layers,
+            scores=keeps_scores(self.device.type),
         )
 
     def _trial(self, tokens: Tensor) -> None:
@@ -158,4 +159,10 @@ class Replica(ModelState):
 
     def _forecast(self) -> MemoryForecast:
         spec = parse_optimizer(self.inner_config.optimizer)
-        return forecast(self.model.config, spec, self.runtime.save, compute_bytes=self.runtime.compute_bytes)
+        return forecast(
+            self.model.config,
+            spec,
+            self.runtime.save,
+            compute_bytes=self.runtime.compute_bytes,
+            scores=keeps_scores(self.device.type),
+        )

@@ -15,6 +15,7 @@ from farflung.training import memory
 from farflung.training.inner import InnerConfig
 from farflung.training.memory import CUDA_BYTES, RESERVE
 from farflung.training.presets import PRESETS
+from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
 GB = 10**9
@@ -134,3 +135,12 @@ def test_an_integrated_gpu_shares_the_memory_of_the_host_which_is_page_locked(
     apart = examine(DoctorOptions(model="60m", device="cuda", batch=16))
     assert not apart["one_memory"] and apart["device_bytes"]["usable"] == int(60 * GB * (1 - RESERVE))
     assert apart["host_bytes"]["usable"] == int(4 * GB * (1 - RESERVE))
+
+
+def test_on_an_apple_gpu_scores_are_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_bytes", lambda device, limit=None: 64 * GB)
+    apart = plan_memory(PRESETS["10m"], INNER, 1, Runtime(device="mps"), "none")
+    cpu = plan_memory(PRESETS["10m"], INNER, 1, Runtime(), "none")
+    kept = 4 * PRESETS["10m"].num_heads * PRESETS["10m"].seq_len ** 2 * PRESETS["10m"].num_layers
+    assert apart.forecast.activation_bytes > cpu.forecast.activation_bytes + 0.9 * kept
+    assert apart.forecast.pinned_bytes == 0

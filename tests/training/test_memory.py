@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.thorough import further
 from tests.training.allocations import peak_bytes
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from farflung.training import inner_optimizer, memory
 from farflung.training.errors import NotEnoughMemory
@@ -81,6 +82,18 @@ def test_activations_are_forecast(name: str, qk_norm: bool, autocast: torch.dtyp
     assert 0.95 < forecast_bytes / saved < 1.3  # rather too much than out of memory
 
 
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize(("name", "seq_len"), [("tiny", 64), ("3m", 64), ("3m", 256)])
+def test_kept_scores_are_forecast(name: str, seq_len: int, qk_norm: bool, autocast: torch.dtype | None) -> None:
+    """As on MPS: with attention made of plain products, of which torch casts what it takes to fp32."""
+    config, compute_bytes = replace(preset(name, seq_len=seq_len), qk_norm=qk_norm), 4 if autocast is None else 2
+    with sdpa_kernel(SDPBackend.MATH):
+        saved = saved_bytes(config, 4, autocast, checkpointed=False)
+    assert 1.0 <= activation_bytes(config, 4, compute_bytes, scores=True) / saved < 1.15
+    assert activation_bytes(config, 4, compute_bytes) < 0.96 * saved
+
+
 def test_repeated_keys_and_values_are_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA in fp32; on a CPU that is a little too much."""
     config = replace(preset("3m", seq_len=64), num_kv_heads=1)
@@ -138,6 +151,24 @@ def test_the_peak_of_a_step_is_forecast(
     needs = forecast(SMALL, parse_optimizer(optimizer), chosen, microbatch=4, compute_bytes=compute_bytes)
     resident = needs.parameter_bytes + needs.optimizer_bytes  # there before the step
     assert 0.97 < (needs.device_bytes - resident) / peak < 1.4
+
+
+@pytest.mark.parametrize("seq_len", [512, *further(64, 256)])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("options", ["none", "checkpoint"])
+def test_the_peak_of_a_step_that_keeps_scores_is_forecast(
+    options: str, autocast: torch.dtype | None, seq_len: int
+) -> None:
+    config, chosen, compute_bytes = (
+        replace(SMALL, seq_len=seq_len),
+        parse_options(options),
+        4 if autocast is None else 2,
+    )
+    with sdpa_kernel(SDPBackend.MATH):
+        peak = peak_bytes(one_step(config, "adamw", chosen, autocast))
+    needs = forecast(config, ADAMW, chosen, microbatch=4, compute_bytes=compute_bytes, scores=True)
+    resident = needs.parameter_bytes + needs.optimizer_bytes  # there before the step
+    assert 1.0 <= (needs.device_bytes - resident) / peak < 1.15
 
 
 def work_bytes(config: ModelConfig, optimizer: str, options: MemoryOptions) -> int:
@@ -386,6 +417,7 @@ def test_microbatches_are_few_and_even(config: ModelConfig) -> None:
     assert choose_microbatch(config, 10, room(4)) == 4  # three microbatches
     assert choose_microbatch(config, 16, room(1)) == 1
     assert choose_microbatch(config, 16, room(1), checkpoint_layers=True) > 1
+    assert choose_microbatch(config, 16, room(8)) == 8 > choose_microbatch(config, 16, room(8), scores=True)
     with pytest.raises(NotEnoughMemory, match="smaller model"):
         choose_microbatch(config, 16, one // 2)
 
@@ -395,6 +427,13 @@ def test_free_memory_of_the_host_is_known() -> None:
     assert free > 0
     assert free_bytes(torch.device("cpu"), limit=1) == 0
     assert free_bytes(torch.device("cpu"), limit=1 << 60) > free / 2
+
+
+def test_options_are_chosen_with_the_scores_that_are_kept() -> None:
+    config = replace(preset("10m"), seq_len=4096)
+    without = choose(config, 4, batch=1)
+    with_them = choose(config, 4, batch=1, scores=True)
+    assert (str(without), str(with_them)) == ("none", "checkpoint")
 
 
 @pytest.mark.parametrize("is_integrated", [0, 1])

@@ -347,3 +347,17 @@ def test_a_limit_lowers_the_microbatch(config: ModelConfig, batch: Any, monkeypa
     replica = make(config)
     replica.train_step(batch(0), 0)
     assert replica._microbatch == 2
+
+
+def test_scores_that_are_kept_lower_the_microbatch(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an Apple GPU, where nothing is tried."""
+    needs = forecast(config, parse_optimizer("adamw"), PLAIN)
+    room = needs.gradient_bytes + needs.optimizer_bytes + activation_bytes(config, 4) / (1 - RESERVE) + 100
+    monkeypatch.setattr("farflung.training.replica.free_bytes", lambda device, limit: int(room))
+    monkeypatch.setattr("farflung.training.replica.keeps_scores", lambda device: True)
+    replica = make(config)
+    assert replica._forecast() == forecast(config, parse_optimizer("adamw"), PLAIN, scores=True)
+    replica.train_step(batch(0), 0)
+    assert replica._microbatch == 2

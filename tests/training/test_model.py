@@ -15,6 +15,7 @@ from farflung.training.model import (
     Decoder,
     ModelConfig,
     can_share_keys,
+    keeps_scores,
     losses,
     next_token_loss,
     parameter_shapes,
@@ -124,6 +125,10 @@ def test_qk_norm_bounds_the_logits_of_attention(config: ModelConfig) -> None:
 def test_keys_are_shared_where_a_kernel_can(device: str, dtype: torch.dtype, can: bool) -> None:
     """On CUDA no flash kernel takes fp32, and the memory-efficient one wants a key head for each query head."""
     assert can_share_keys(device, dtype) == can
+
+
+def test_scores_are_kept_where_no_kernel_has_a_derivative() -> None:
+    assert [keeps_scores(device) for device in ("cpu", "cuda", "mps")] == [False, False, True]
 
 
 @pytest.mark.parametrize("qk_norm", [True, False])
