@@ -1,10 +1,13 @@
 """What this machine gives to a swarm: the device, its precision, and the memory that training may take there."""
 
+import importlib.util
 import os
 import platform
 import re
 import shutil
+import sysconfig
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -48,12 +51,8 @@ def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float 
         )
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("--device mps: torch finds no Apple GPU here; give --device cpu")
-    compiler = os.environ.get("CXX", "g++") if kind == "cpu" else kernels.find_compiler() or "cc"
-    if compiled and shutil.which(compiler) is None:
-        raise ConfigError(
-            f"--compile needs a compiler for what torch generates, and there is no {compiler} here; "
-            "install gcc and g++ (Debian: `apt install g++`), or join without --compile"
-        )
+    if compiled:
+        _check_compiling(kind)
     _try_out(torch.device(device))
     best = Runtime.best(device)
     autocast = {"auto": best.autocast, "bf16": torch.bfloat16, "fp32": None}[dtype]
@@ -65,6 +64,31 @@ def choose_runtime(device: str, dtype: str, *, compiled: bool, memory_gb: float 
                 f"--memory {memory_gb:g}: CUDA itself takes {CUDA_BYTES / 1e9:g} GB of the device; give more, or --device cpu"
             )
     return Runtime(device=device, autocast=autocast, compile=compiled, memory_bytes=memory_bytes)
+
+
+def _check_compiling(
+    kind: str,  # of device
+) -> None:
+    """That there is what `torch.compile` needs to compile what it generates. Raises ConfigError."""
+    compiler = os.environ.get("CXX", "g++") if kind == "cpu" else kernels.find_compiler() or "cc"
+    if shutil.which(compiler) is None:
+        raise ConfigError(
+            f"--compile needs a compiler for what torch generates, and there is no {compiler} here; "
+            "install gcc and g++ (Debian: `apt install g++`), or join without --compile"
+        )
+    if kind == "mps":  # shaders, and nothing for Python to load
+        return
+    if kind == "cuda" and importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            "--compile needs Triton on CUDA, and this Python has none; install it (`pip install triton`), or join without --compile"
+        )
+    # the first of Debian's own Python lies in /usr/local, where nothing is; Triton and torch look into the second there
+    folders = (sysconfig.get_path("include"), sysconfig.get_config_var("INCLUDEPY"))
+    if not any((Path(folder) / "Python.h").is_file() for folder in folders):
+        raise ConfigError(
+            f"--compile needs the headers of Python, and there is no {folders[1]}/Python.h here; "
+            "install them (Debian: `apt install python3-dev`), or join without --compile"
+        )
 
 
 def _try_out(device: torch.device) -> None:

@@ -1,5 +1,6 @@
 """Devices that are there, but cannot be used, or not as they seem; without any of them: torch's words are put into its mouth."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -68,6 +69,34 @@ def test_an_apple_gpu_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"--device mps: this torch \(\d[^,]*\) cannot compute on it \(.*--device cpu"
     ):
         choose_runtime("mps", "auto", compiled=False)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.usefixtures("card")
+def test_what_compiling_needs_is_asked_for_at_once(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by the first step, after all downloads."""
+    has_triton = False
+
+    def find_spec(name: str) -> object | None:
+        assert name == "triton"
+        return object() if has_triton else None
+
+    monkeypatch.setattr(machine.importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path / "local"))
+    monkeypatch.setattr(machine.sysconfig, "get_config_var", lambda name: str(tmp_path))
+    if device == "cuda":
+        with pytest.raises(ConfigError, match=r"--compile needs Triton on CUDA.*or join without --compile"):
+            choose_runtime(device, "auto", compiled=True)
+    has_triton = True
+    with pytest.raises(ConfigError, match=r"no .*/Python\.h here; .*`apt install python3-dev`.*or join without --comp"):
+        choose_runtime(device, "auto", compiled=True)
+    (tmp_path / "Python.h").touch()
+    assert choose_runtime(device, "auto", compiled=True).compile
+    has_triton = False
+    assert not choose_runtime(device, "auto", compiled=False).compile
 
 
 @pytest.fixture
