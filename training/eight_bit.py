@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from farflung.training.page_locked import empty
+
 BLOCK = 256
 """Numbers that share a scale."""
 SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf"})
@@ -67,15 +69,15 @@ class EightBit:
         self.shape = like.shape
         self._table = 1 if name in SECOND_MOMENTS else 0  # of `_on`
         numel = like.numel()
-        self.codes = torch.empty(numel, dtype=torch.uint8, device=device, pin_memory=pinned)
-        self.scales = torch.empty(-(-numel // BLOCK), dtype=torch.float32, device=device, pin_memory=pinned)
+        self.codes = empty((numel,), torch.uint8, device, pinned=pinned)
+        self.scales = empty((-(-numel // BLOCK),), torch.float32, device, pinned=pinned)
 
     def put(
         self,
         values: Tensor,  # fp32 of the shape, finite
         step: int,  # of the optimiser, for the dither
     ) -> None:
-        """Encode; on a GPU without waiting for it, but for the first time there."""
+        """Encode; on a GPU without waiting for it, but for the first time there, and where codes or scales go to host memory that is not page-locked."""
         flat, table = values.flatten(), _on(values.device)[self._table]
         threshold = _thresholds(step, values.device)
         for low in range(0, flat.numel(), PIECE):
@@ -90,8 +92,10 @@ class EightBit:
             floor = table[below]
             share.sub_(floor).div_(table[above].sub_(floor).clamp_(min=1e-38))
             codes = torch.where(share > threshold, above, below).to(torch.uint8)
-            self.codes[low : low + PIECE].copy_(codes.flatten()[: piece.numel()], non_blocking=True)
-            self.scales[low // BLOCK : low // BLOCK + len(scales)].copy_(scales[:, 0], non_blocking=True)
+            of_piece = self.codes[low : low + PIECE]
+            of_piece.copy_(codes.flatten()[: piece.numel()], non_blocking=of_piece.is_pinned())
+            of_blocks = self.scales[low // BLOCK : low // BLOCK + len(scales)]
+            of_blocks.copy_(scales[:, 0], non_blocking=of_blocks.is_pinned())
 
     def get(self, device: torch.device) -> Tensor:
         """The values, fp32 of the shape, on `device`; from there or from page-locked memory without waiting, as `put`."""

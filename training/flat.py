@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from farflung.training.errors import NotEnoughMemory
 from farflung.training.out_of_memory import is_lack
+from farflung.training.page_locked import empty
 
 PIECE_ELEMENTS = 1 << 24
 """Longest run that is moved to or from a device at once: 64 MB of fp32."""
@@ -109,15 +110,16 @@ def unflatten(layout: Layout, flat: Tensor, tensors: Iterable[Tensor]) -> None:
 
 
 def host_buffer(num_elements: int, device: torch.device) -> Tensor:
-    """An fp32 buffer on the CPU, page-locked where `device` can copy to and from it in the background. Raises NotEnoughMemory where CUDA refuses that."""
+    """An fp32 buffer on the CPU, page-locked where `device` can copy to and from it in the background and CUDA gives as much (`page_locked`). Raises
+    NotEnoughMemory where it does not, and the host has no other room."""
     try:
-        return torch.empty(num_elements, dtype=torch.float32, pin_memory=device.type == "cuda")
+        return empty((num_elements,), torch.float32, torch.device("cpu"), pinned=device.type == "cuda")
     except RuntimeError as error:
         if not is_lack(error):
             raise
         raise NotEnoughMemory(
-            f"CUDA refuses {4e-9 * num_elements:.1f} GB of page-locked host memory; nothing has changed. Free memory of this machine, or raise the limit "
-            f"of the container ({error})"
+            f"CUDA refuses {4e-9 * num_elements:.1f} GB of page-locked host memory, and there is no room for ordinary memory; nothing has changed. Free "
+            f"memory of this machine, or raise the limit of the container ({error})"
         ) from error
 
 

@@ -4,13 +4,13 @@ Parameters are stepped in chunks of at most `CHUNK` elements, one `torch.optim` 
 two steps the state of a chunk (momenta, second moments) lies
 
     on the device in fp32       as torch leaves it; the default
-    in host memory              page-locked; it comes to the device for the chunk's step and goes back (`offload`)
+    in host memory              page-locked if it may be (`page_locked`); it comes to the device for the chunk's step and goes back (`offload`)
     in 8 bits                   a quarter of the bytes, on the device or in host memory (`bits=8`, see `eight_bit.py`)
 
 so the device holds the fp32 state of one chunk at a time in the last two. Chunks are the same in all cases, hence the same
 products and the same bits with and without `offload`. Copies are queued on the stream that steps: in order without any
-waiting of the host, one direction at a time. With PCIe 4 at 20 GB/s the state of a 1 B model with AdamW (8 GB there, 8 GB back)
-takes 0.8 s per step, and a second stream could halve that at most.
+waiting of the host (but for those into memory that is not page-locked), one direction at a time. With PCIe 4 at 20 GB/s the
+state of a 1 B model with AdamW (8 GB there, 8 GB back) takes 0.8 s per step, and a second stream could halve that at most.
 
 A peer may change its mind: state that was saved in one form is loaded in any other.
 """
@@ -27,6 +27,7 @@ from farflung.training.errors import DamagedCheckpoint
 from farflung.training.flat import synchronize
 from farflung.training.optimizers import Group, Parameters
 from farflung.training.out_of_memory import half_made
+from farflung.training.page_locked import empty
 
 CHUNK = 1 << 24
 """Elements stepped at a time: 64 MB of fp32 for each state tensor; a larger parameter is a chunk of its own."""
@@ -43,7 +44,7 @@ class StateHome:
     """Where and how the state lies between two steps; this peer's own choice."""
 
     offload: bool = False
-    """In page-locked host memory instead of on the device."""
+    """In host memory instead of on the device; beside CUDA page-locked, where that may be had."""
     bits: Literal[8, 32] = 32
 
     @property
@@ -58,10 +59,11 @@ class _Exact:
     """Room for one tensor in host memory."""
 
     def __init__(self, like: Tensor, device: torch.device, *, pinned: bool) -> None:
-        self.values = torch.empty(like.shape, dtype=like.dtype, device=device, pin_memory=pinned)
+        self.values = empty(tuple(like.shape), like.dtype, device, pinned=pinned)
 
     def put(self, values: Tensor, step: int) -> None:
-        self.values.copy_(values, non_blocking=True)
+        # into ordinary memory it is waited for: for the next `get` CUDA may read that before copies into it that are queued
+        self.values.copy_(values, non_blocking=self.values.is_pinned())
 
     def get(self, device: torch.device) -> Tensor:
         return torch.empty_like(self.values, device=device).copy_(self.values, non_blocking=True)

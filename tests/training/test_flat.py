@@ -1,13 +1,11 @@
 """The flat vector in the model's order and in another one."""
 
 from collections.abc import Callable
-from typing import NoReturn
 
 import pytest
 import torch
 
-from farflung.training.errors import NotEnoughMemory
-from farflung.training.flat import Layout, flatten, host_buffer, reordered, unflatten
+from farflung.training.flat import Layout, flatten, reordered, unflatten
 from farflung.training.model import Decoder, ModelConfig
 from farflung.training.replica import Replica
 
@@ -57,23 +55,3 @@ def test_training_is_the_same_in_any_order(make_replica: Callable[..., Replica])
     assert torch.equal(
         reordered(turned.layout.slots, turned.pseudo_gradient(), names), plain.pseudo_gradient()
     ) and not torch.equal(turned.pseudo_gradient(), plain.pseudo_gradient())
-
-
-def test_page_locked_memory_that_cuda_refuses_is_said_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise torch.AcceleratorError("CUDA error: out of memory")
-
-    monkeypatch.setattr(torch, "empty", refuse)
-    with pytest.raises(
-        NotEnoughMemory, match=r"refuses 4\.0 GB of page-locked host memory.*Free memory of this machine"
-    ):
-        host_buffer(10**9, torch.device("cuda"))
-
-
-def test_other_faults_of_a_device_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_down(*_: object, **__: object) -> NoReturn:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(torch, "empty", break_down)
-    with pytest.raises(torch.AcceleratorError, match="illegal"):
-        host_buffer(10**9, torch.device("cuda"))
