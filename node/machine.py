@@ -108,7 +108,7 @@ def _try_out(device: torch.device) -> None:
         build = f"{torch.__version__}, made for {' '.join(made_for)}" if made_for else torch.__version__
         raise ConfigError(
             f"--device {device}: this torch ({build}) cannot compute on it ({words}); install a torch with kernels for this device "
-            "(https://pytorch.org/get-started) or a driver that it can use, or give --device cpu"
+            "or a driver that it can use, or give --device cpu"
         ) from error
 
 
