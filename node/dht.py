@@ -1,4 +1,4 @@
-"""Records in hivemind's Kademlia DHT, in our own event loop, with the guard (`dht_guard.py`).
+"""Records in hivemind's Kademlia DHT, in our own event loop, with the guards (`dht_guard.py`, `dht_protocol.py`, `dht_storage.py`).
 
 Searches always ask for the latest over all replicas; hivemind's caches are switched off, since a cached heartbeat is a
 wrong one. Seeds are asked some at a time, until one answers: a machine remembers more peers than can be dialled at once, and all
@@ -9,7 +9,7 @@ started apart stay apart otherwise (hivemind issue 624).
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hivemind.p2p.p2p_daemon import P2P
 
     from farflung.node.dht_guard import RecordCheck
+    from farflung.node.dht_protocol import Start
 
 REPLICAS = 5
 RPC_S = 3.0
@@ -66,16 +67,19 @@ class Records:
         check: "RecordCheck",
         refused: Callable[[RemoteError], None],
         connect: Callable[[PeerId], Awaitable[None]],
+        start: "Start",
     ) -> "Records":
-        """`refused` is told what `check` finds; `connect` makes libp2p dial a peer by its known addresses, raises NetworkError."""
+        """`refused` is told what `check` finds; `connect` makes libp2p dial a peer by its known addresses, raises NetworkError; `start` begins a task
+        that nobody waits for."""
         from hivemind.dht.node import DHTNode
 
-        from farflung.node import dht_guard
+        from farflung.node import dht_guard, dht_protocol
 
-        dht_guard.register()
         records = dht_guard.CheckedRecords(check, refused)
         node = await DHTNode.create(
             p2p=p2p,
+            node_id=dht_protocol.node_id_of(p2p.peer_id),
+            client_mode=True,  # until it has its guards
             num_replicas=REPLICAS,
             wait_timeout=RPC_S,
             cache_locally=False,
@@ -84,8 +88,13 @@ class Records:
             cache_refresh_before_expiry=0,
             record_validator=records,
         )
-        dht_guard.install(node, records)
+        await dht_protocol.install(node, records, start)
         return cls(node, connect)
+
+    def keep(self, keys: Collection[bytes]) -> None:
+        """Keys (as `key_digest` gives them) of our own swarm: what is kept under them is not pushed out by what comes under others, and is checked
+        once more, for the check may know more by now."""
+        self._node.protocol.keep(keys)
 
     def add_seed(self, peer: PeerId) -> None:
         """A peer through which the DHT can be joined: one that our user or our own disk knows. The best come first."""

@@ -1,13 +1,12 @@
-"""Keeps hivemind's record storage from losing records to older, endless or oversized ones.
+"""What travels as a record of the DHT, and dictionaries of records, checked: hivemind's lose records to older, endless or oversized ones.
 
 hivemind 1.1.12 (`utils/timed_storage.py`): a store with an older expiration is refused, yet it replaces the entry of the
 expiry heap, so the newer record vanishes when the older one would have expired. Anyone could erase any record. Besides:
 an infinite expiration, refused for the record itself, still freezes `latest_expiration_time` of its dictionary; and the
 dictionaries travel over the wire with whatever size and expirations the sender wrote, and whatever they hold is read, to any depth.
 
-The guard refuses stale, non-finite and too distant expirations before they reach the storage, and bounds what is stored.
-`tests/node/test_dht_guard.py` shows the fault without it. Drop this module when upstream is fixed.
-Records themselves are checked by whoever knows what they mean; what is refused is told, each record once.
+The guard refuses stale, non-finite and too distant expirations before they reach the storage (`dht_storage.py`), and bounds what is read.
+`tests/node/test_dht_guard.py` shows the fault without it. Records themselves are checked by whoever knows what they mean; what is refused is told, each record once.
 Imports hivemind (and so torch): import it only where a DHT node is made.
 """
 
@@ -17,8 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from hivemind.dht.node import DHTNode
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import timed_storage
 from hivemind.utils.serializer import MSGPackSerializer
@@ -29,8 +27,6 @@ from farflung.protocol.errors import LimitExceeded, Malformed, RemoteError, Stal
 RecordCheck = Callable[[bytes, str, bytes, float], None]
 """(key as `dht.key_digest` gives it, subkey, value, expires_at in unix seconds). Raises RemoteError for a record to refuse."""
 
-MAX_STORED_KEYS = 4096
-"""Keys one node stores; beyond this those that expire first give way."""
 MAX_SUBKEYS = 1024
 """Entries under one key: far above the peers of a swarm's group, far below what would hurt a node."""
 MAX_LIFE_S = limits.MAX_RECORD_LIFE_S + 2 * limits.MAX_CLOCK_SKEW_S
@@ -44,7 +40,7 @@ MAX_TOLD = 1024
 _DICTIONARY_EXT_CODE = 0x50  # the code under which hivemind registers DictionaryDHTValue
 
 
-def _well_formed(key: object, value: object, expiration_time: object) -> bool:
+def well_formed(key: object, value: object, expiration_time: object) -> bool:
     """Whether this may be an entry of a dictionary, now or not long ago: of the right types, and to be held no longer than anything is."""
     return (
         isinstance(key, str)
@@ -63,7 +59,7 @@ class GuardedDictionary(DictionaryDHTValue):  # type: ignore[misc]  # hivemind i
     """
 
     def store(self, key: Any, value: Any, expiration_time: Any) -> bool:
-        if not _well_formed(key, value, expiration_time):
+        if not well_formed(key, value, expiration_time):
             return False
         # Equal expirations change nothing in the storage, but hivemind's answer is "refused" then as well.
         if key in self.data and self.data[key].expiration_time >= expiration_time:
@@ -82,36 +78,12 @@ class GuardedDictionary(DictionaryDHTValue):  # type: ignore[misc]  # hivemind i
                 raise ValueError("too many entries in a dictionary record")
             new = cls()
             for key, value, expiration_time in items:
-                if not _well_formed(key, value, expiration_time):
+                if not well_formed(key, value, expiration_time):
                     raise ValueError("an entry in a dictionary record that is none, or is to be held too long")
                 new.store(key, value, expiration_time)
         except (msgspec.DecodeError, TypeError, RecursionError) as error:
             raise ValueError("damaged dictionary record") from error
         return new
-
-
-class GuardedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
-    """hivemind's storage of one node, with the guard. Plain records (without subkey) are refused: we have none."""
-
-    def store(self, key: Any, value: Any, expiration_time: Any, subkey: Any = None) -> bool:
-        if subkey is not None:
-            return self.store_subkey(key, subkey, value, expiration_time)
-        if not isinstance(value, GuardedDictionary):
-            return False
-        # A whole dictionary (a cached search result): entry by entry, each with its own expiration.
-        accepted = [
-            self.store_subkey(key, name, entry.value, entry.expiration_time) for name, entry in list(value.items())
-        ]
-        return all(accepted) and bool(accepted)
-
-    def store_subkey(self, key: Any, subkey: Any, value: Any, expiration_time: Any) -> bool:
-        found = self.get(key)
-        dictionary = GuardedDictionary() if found is None else found.value
-        if not dictionary.store(subkey, value, expiration_time):
-            return False
-        if found is None or found.expiration_time < expiration_time:
-            super().store(key, dictionary, expiration_time)  # stores the dictionary, or prolongs it
-        return True
 
 
 class CheckedRecords(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
@@ -197,11 +169,3 @@ def register() -> None:
     # `ext_serializable` would do the same, with a warning in the log about the replaced registration.
     MSGPackSerializer._ext_type_codes[_DICTIONARY_EXT_CODE] = GuardedDictionary
     MSGPackSerializer._ext_types[GuardedDictionary] = _DICTIONARY_EXT_CODE
-
-
-def install(node: DHTNode, records: CheckedRecords) -> None:
-    """Give a DHT node guarded storages and checked dictionaries. To be called before the node has met any peer."""
-    register()
-    node.protocol.serializer = CheckedDictionaries(records)
-    node.protocol.storage = GuardedStorage(maxsize=MAX_STORED_KEYS)
-    node.protocol.cache = GuardedStorage(maxsize=MAX_STORED_KEYS)

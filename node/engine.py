@@ -10,7 +10,7 @@ other streams; end all our tasks; leave the DHT; detach from p2pd and end it.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
@@ -205,7 +205,9 @@ class Engine:
             undo.push_async_callback(self._tls.close)
             self._tls_port = await self._tls.listen(list(config.tls_hosts), config.tls_port)
         await self._refresh_addresses()
-        self._records = await Records.start(self._libp2p.p2p, check_record, self._refused, self._libp2p.connect)
+        self._records = await Records.start(
+            self._libp2p.p2p, check_record, self._refused, self._libp2p.connect, self._scope.start
+        )
         for peer, multiaddr in seeds:
             self._multiaddrs.setdefault(peer, []).append(multiaddr)
             self._records.add_seed(peer)
@@ -330,6 +332,10 @@ class Engine:
     def joined(self) -> bool:
         """Whether a seed has answered since the start."""
         return self._records.joined.is_set()
+
+    def keep_records(self, keys: Collection[bytes]) -> None:
+        """See `Records.keep`."""
+        self._records.keep(keys)
 
     def set_caps(self, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         """New caps on bulk, in bytes per second."""

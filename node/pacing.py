@@ -28,13 +28,13 @@ class TokenBucket:
         self._balance = burst
         self._then = now
 
-    def reserve(self, size: int, now: float) -> float:
+    def reserve(self, size: float, now: float) -> float:
         """Take `size` bytes and return the seconds to wait before sending them."""
         self._refill(now)
         self._balance -= size
         return max(0.0, -self._balance / self.rate)
 
-    def refund(self, size: int, now: float) -> None:
+    def refund(self, size: float, now: float) -> None:
         """Give back a reservation that was not used."""
         self._refill(now)
         self._balance = min(self.burst, self._balance + size)

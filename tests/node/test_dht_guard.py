@@ -26,14 +26,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 @pytest.fixture
 def guarded(clock: dict[str, float]) -> Any:
     from farflung.node import dht_guard
+    from farflung.node.dht_storage import GuardedStorage
 
     dht_guard.register()
-    return dht_guard.GuardedStorage(maxsize=dht_guard.MAX_STORED_KEYS)
+    return GuardedStorage()
 
 
 def live(storage: Any) -> dict[str, bytes]:
     found = storage.get(KEY)
     return {} if found is None else {subkey: entry.value for subkey, entry in found.value.items()}
+
+
+def put_all(storage: Any, dictionary: Any) -> None:
+    for subkey, entry in dictionary.items():
+        storage.store_subkey(KEY, subkey, entry.value, entry.expiration_time)
 
 
 def older_after_newer(storage: Any, clock: dict[str, float]) -> dict[str, bytes]:
@@ -75,6 +81,7 @@ def test_plain_records_are_refused(guarded: Any) -> None:
 def test_entries_are_bounded(guarded: Any) -> None:
     from farflung.node import dht_guard
 
+    guarded.keep([KEY])
     for index in range(dht_guard.MAX_SUBKEYS):
         assert guarded.store(KEY, VALUE, 1060.0, subkey=str(index))
     assert not guarded.store(KEY, VALUE, 1061.0, subkey="one more")
@@ -96,7 +103,7 @@ def test_dictionaries_over_the_wire(guarded: Any, clock: dict[str, float]) -> No
     received = MSGPackSerializer.loads(raw)
     assert type(received) is dht_guard.GuardedDictionary
     assert [subkey for subkey, _ in received.items()] == ["good"]
-    assert guarded.store(KEY, received, math.inf)
+    put_all(guarded, received)
     assert live(guarded) == {"good": VALUE}
     assert guarded.get(KEY).expiration_time == 1060.0
     again = MSGPackSerializer.loads(MSGPackSerializer.dumps(guarded.get(KEY).value))
@@ -104,7 +111,7 @@ def test_dictionaries_over_the_wire(guarded: Any, clock: dict[str, float]) -> No
     # The same dictionary with one older entry must not take the newer one away.
     older = DictionaryDHTValue()
     older.store("good", b"older", 1002.0)
-    guarded.store(KEY, MSGPackSerializer.loads(MSGPackSerializer.dumps(older)), 1060.0)
+    put_all(guarded, MSGPackSerializer.loads(MSGPackSerializer.dumps(older)))
     clock["now"] = 1003.0
     assert live(guarded) == {"good": VALUE}
 
@@ -157,7 +164,7 @@ def test_entries_as_replicas_have_them_that_missed_an_update_are_not_told_of(
     dictionaries = dht_guard.CheckedDictionaries(dht_guard.CheckedRecords(lambda *_: None, told.append))
     assert guarded.store(KEY, VALUE, 1060.0, subkey="peer")
     for entry in (["peer", b"older", 1050.0], ["peer", VALUE, 1060.0], ["gone", VALUE, 999.0]):
-        guarded.store(KEY, dictionaries.loads(packed(entry)), 1060.0)
+        put_all(guarded, dictionaries.loads(packed(entry)))
     assert live(guarded) == {"peer": VALUE} and not told
 
 

@@ -1,0 +1,277 @@
+"""The requests of the DHT as a node of ours answers and sends them: hivemind's, each bounded before it is served.
+
+hivemind answers whatever a request asks for: one of 132 kB, which named one key 6,000 times, took 2.3 GB and stood the loop still for ten seconds.
+It believes a node's word for its place in the DHT: one peer fills the routing table with nodes that do not exist, and for each of them everything stored is looked
+through, for what it should have. Here a node's place is the hash of its key, so one peer is one node, where chance puts it.
+
+Nobody's answers are believed either: records that are wrong are left out of them, and of the neighbours that they name those that can be.
+Imports hivemind (and so torch): import it only where a DHT node is made.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from time import monotonic
+from typing import Any
+
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2PContext
+from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+from hivemind.proto import dht_pb2
+
+from farflung.node.dht_guard import (
+    ID_BYTES,
+    MAX_SUBKEYS,
+    CheckedDictionaries,
+    CheckedRecords,
+    GuardedDictionary,
+    register,
+)
+from farflung.node.dht_rates import Rates
+from farflung.node.dht_storage import GuardedStorage
+from farflung.node.identity import from_libp2p_bytes
+from farflung.node.network import PeerId
+from farflung.node.pacing import TokenBucket
+from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
+
+MAX_KEYS = 16
+"""In one request. We ask for one at a time; hivemind, for as many as its `chunk_size` says: 16."""
+MAX_ANSWER_BYTES = 512 << 10
+"""Of records in one answer. Of a dictionary that is longer some are drawn; a thousand claims to a name are 0.3 MB. Above 4 MB p2pd sends nothing."""
+MAX_REPLACEMENTS = 20
+"""Nodes that wait for a place in a full bucket of the routing table, as many as have one."""
+HAND_OVER_KEYS = 256
+"""Of what is kept looked through for a node that we have just met, those of our own swarm first. Who puts a record puts it again within minutes."""
+HAND_OVER_BYTES = 256 << 10
+HAND_OVERS_PER_S = 0.2
+HAND_OVERS_AT_ONCE = 8
+"""So many nodes may come at once. Who made its record puts it where it belongs within two minutes, handed over or not."""
+
+REQUEST_S = 0.0003
+"""What one request costs, as seconds of the loop; it is read, and its sender gets into the routing table."""
+KEY_S = 0.0002
+"""What each key in it costs: neighbours are searched."""
+RECORD_S = 0.0003
+"""What each record costs that is put: a signature is checked."""
+BYTE_S = 2e-8
+"""What each byte costs of what is read, or answered."""
+BREATHE = 16
+"""Records checked before others have a turn in the loop."""
+
+Start = Callable[[Coroutine[Any, Any, Any], str], object]
+"""Of a task in the background, and its name."""
+
+
+def node_id_of(peer: PeerID) -> DHTID:
+    """The place of a peer in the DHT."""
+    return DHTID.generate(source=peer.to_bytes())
+
+
+class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
+    """hivemind's protocol of one node; made by `install`."""
+
+    def __init__(self, plain: DHTProtocol, records: CheckedRecords, start: Start) -> None:
+        """`plain` serves nobody (it is in client mode), and is not used any more."""
+        super().__init__(_initialized_with_create=True)
+        self.__dict__.update(vars(plain))
+        self.client_mode = False
+        self.node_info = dht_pb2.NodeInfo(node_id=self.node_id.to_bytes())
+        self.serializer = CheckedDictionaries(records)
+        self.storage = GuardedStorage()
+        self._records = records
+        self._start = start
+        self._rates = Rates(monotonic())
+        self._hand_overs = TokenBucket(HAND_OVERS_PER_S, HAND_OVERS_AT_ONCE, monotonic())
+
+    @classmethod
+    def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
+        # It is made of the class's name: others ask for it by hivemind's.
+        return str(DHTProtocol._get_handle_name(namespace, method_name))
+
+    def keep(self, keys: Collection[bytes]) -> None:
+        """Keep what is under these keys of our own swarm, whatever comes under others. What is there already is checked again."""
+        own = [DHTID.from_bytes(key) for key in keys]
+        self.storage.keep(own)
+        for key in own:
+            found = self.storage.get(key)
+            for subkey, (value, expires_at) in [] if found is None else list(found.value.items()):
+                if not self._validate_record(key.to_bytes(), self.serializer.dumps(subkey), value, expires_at):
+                    self.storage.drop(key, subkey)
+
+    # --- what others ask ------------------------------------------------------------------------------------------
+
+    async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
+        """As hivemind's. Raises RemoteError, which the other side is told."""
+        self._charge(self._sender(context), REQUEST_S)
+        return await super().rpc_ping(request, context)
+
+    async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        """As hivemind's, within the limits. Raises RemoteError, which the other side is told."""
+        sender = self._sender(context)
+        keys = self._keys(request.keys, sender)
+        if len(set(keys)) < len(keys):
+            raise self._told(Malformed("a request for the same record twice", peer=sender))
+        room = MAX_ANSWER_BYTES
+        answered = min(room, sum(self.storage.size(key) for key in keys))
+        self._charge(sender, REQUEST_S + len(keys) * KEY_S + answered * BYTE_S)
+        await self._meet(request.peer, context.remote_id)
+        response = dht_pb2.FindResponse(results=[], peer=self.node_info)
+        asking = DHTID.from_bytes(request.peer.node_id[:ID_BYTES])
+        for key in keys:
+            found = self.storage.some(key, room)
+            if found is None:
+                result = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+            else:
+                packed = self.serializer.dumps(found.value)
+                room = max(0, room - len(packed))
+                result = dht_pb2.FindResult(
+                    type=dht_pb2.FOUND_DICTIONARY, value=packed, expiration_time=found.expiration_time
+                )
+            for node_id, peer in self.routing_table.get_nearest_neighbors(key, k=self.bucket_size, exclude=asking):
+                result.nearest_node_ids.append(node_id.to_bytes())
+                result.nearest_peer_ids.append(peer.to_bytes())
+            response.results.append(result)
+        return response
+
+    async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
+        """As hivemind's, within the limits, and nothing is cached. Raises RemoteError, or ValueError for a dictionary that cannot be read; the
+        other side is told."""
+        sender = self._sender(context)
+        keys = self._keys(request.keys, sender)
+        num = {len(part) for part in (keys, request.subkeys, request.values, request.expiration_time, request.in_cache)}
+        if len(num) != 1:
+            raise self._told(Malformed("records to be stored that are not all whole", peer=sender))
+        self._charge(sender, REQUEST_S + request.ByteSize() * BYTE_S)
+        puts = [self._read(*put) for put in zip(request.subkeys, request.values, request.expiration_time, strict=True)]
+        num_records = sum(len(put) for put in puts)
+        if num_records > MAX_SUBKEYS:
+            raise self._told(LimitExceeded(f"{num_records} records to be stored at once", peer=sender))
+        self._charge(sender, num_records * RECORD_S)
+        await self._meet(request.peer, context.remote_id)
+        response = dht_pb2.StoreResponse(store_ok=[], peer=self.node_info)
+        num_checked = 0
+        for key, put, in_cache in zip(keys, puts, request.in_cache, strict=True):
+            taken = bool(put) and not in_cache
+            for tag, value, expires_at in put if taken else ():
+                num_checked += 1
+                if num_checked % BREATHE == 0:
+                    await asyncio.sleep(0)
+                taken = self._store(key, tag, value, expires_at, sender) and taken
+            response.store_ok.append(taken)
+        return response
+
+    def _read(self, tag: bytes, value: bytes, expires_at: float) -> list[tuple[bytes, bytes, float]]:
+        """The records that one is asked to store under a key: one, or a dictionary of them. Raises ValueError."""
+        if tag != self.IS_DICTIONARY:
+            return [(tag, value, expires_at)]
+        dictionary = self.serializer.loads(value)
+        if not isinstance(dictionary, GuardedDictionary):
+            raise ValueError("no dictionary of records")
+        return [(self.serializer.dumps(subkey), *entry) for subkey, entry in dictionary.items()]
+
+    def _store(self, key: DHTID, tag: bytes, value: bytes, expires_at: float, sender: PeerId) -> bool:
+        if not self._validate_record(key.to_bytes(), tag, value, expires_at):
+            return False
+        return bool(self.storage.store_subkey(key, self.serializer.loads(tag), value, expires_at, sender))
+
+    def _sender(self, context: P2PContext) -> PeerId:
+        try:
+            return from_libp2p_bytes(context.remote_id.to_bytes())
+        except ValueError:
+            raise self._told(Refused("a request of a key of another kind than ours")) from None
+
+    def _keys(self, keys: Collection[bytes], sender: PeerId) -> list[DHTID]:
+        if len(keys) > MAX_KEYS:
+            raise self._told(LimitExceeded(f"a request for {len(keys)} records, limit {MAX_KEYS}", peer=sender))
+        if any(len(key) != ID_BYTES for key in keys):
+            raise self._told(Malformed(f"a request for a record whose id has not {ID_BYTES} bytes", peer=sender))
+        return [DHTID.from_bytes(key) for key in keys]
+
+    def _charge(self, sender: PeerId, seconds: float) -> None:
+        if not self._rates.takes(sender, seconds, monotonic()):
+            raise self._told(
+                LimitExceeded("more requests of records than one peer, or all, may have served", peer=sender)
+            )
+
+    def _told(self, error: RemoteError) -> RemoteError:
+        """To be raised; each reason is told of once for each peer."""
+        self._records.tell((error.peer or b"") + error.reason.encode(), error)
+        return error
+
+    # --- what others answer ---------------------------------------------------------------------------------------
+
+    async def call_find(
+        self, peer: PeerID, keys: Collection[DHTID]
+    ) -> dict[DHTID, tuple[Any, dict[DHTID, PeerID]]] | None:
+        """As hivemind's; of the neighbours that are answered, no more than we would name, and nodes that can be."""
+        found = await super().call_find(peer, keys)
+        if found is None:
+            return None
+        return {key: (value, self._possible(nearest)) for key, (value, nearest) in found.items()}
+
+    def _possible(self, nearest: dict[DHTID, PeerID]) -> dict[DHTID, PeerID]:
+        first = list(nearest.items())[: self.bucket_size]
+        return {node_id: peer for node_id, peer in first if node_id == node_id_of(peer)}
+
+    def _validate_dictionary(self, key_bytes: bytes, dictionary: GuardedDictionary) -> bool:
+        """Leaves the bad records out. Whether any is left: an honest node may keep some that only we know to be bad."""
+        for subkey, (value, expires_at) in list(dictionary.items()):
+            if not self._validate_record(key_bytes, self.serializer.dumps(subkey), value, expires_at):
+                del dictionary[subkey]
+        return len(dictionary) > 0
+
+    # --- who is there ---------------------------------------------------------------------------------------------
+
+    async def _meet(self, who: dht_pb2.NodeInfo, peer: PeerID) -> None:
+        """Who asks, when it serves others itself."""
+        if len(who.node_id) == ID_BYTES:
+            await self.update_routing_table(DHTID.from_bytes(who.node_id), peer)
+
+    async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
+        """As hivemind's, for nodes that are where their key puts them."""
+        if not responded:
+            await super().update_routing_table(node_id, peer_id, responded=False)
+            return
+        if node_id != node_id_of(peer_id):
+            return
+        table = self.routing_table
+        if node_id not in table and self._hand_overs.reserve(1, monotonic()) > 0.0:
+            self._hand_overs.refund(1, monotonic())
+        elif node_id not in table:
+            self._hand_over(node_id, peer_id)
+        unheard = table.add_or_update_node(node_id, peer_id)
+        bucket = table.buckets[table.get_bucket_index(node_id)]
+        while len(bucket.replacement_nodes) > MAX_REPLACEMENTS:
+            del table[next(iter(bucket.replacement_nodes))]
+        bucket.nodes_requested_for_ping.intersection_update(bucket.nodes_to_peer_id)
+        if unheard is not None:
+            self._start(self.call_ping(unheard[1]), "ping of a DHT node")
+
+    def _hand_over(self, node_id: DHTID, peer_id: PeerID) -> None:
+        """Some of what a node should have that we have just met, in one message."""
+        keys, values, expirations, room = [], [], [], HAND_OVER_BYTES
+        for key in map(DHTID, self.storage.keys()[:HAND_OVER_KEYS]):
+            nearest = self.routing_table.get_nearest_neighbors(key, self.num_replicas, exclude=self.node_id)
+            distances = [other.xor_distance(key) for other, _ in nearest]
+            ours = not distances or self.node_id.xor_distance(key) < distances[0]
+            if not ours or (distances and node_id.xor_distance(key) >= distances[-1]):
+                continue
+            found = self.storage.some(key, room)
+            if found is None:
+                break
+            room -= self.storage.size(key)
+            keys.append(key)
+            values.append(found.value)
+            expirations.append(found.expiration_time)
+            if len(keys) == MAX_KEYS or room <= 0:
+                break
+        if keys:
+            self._start(self.call_store(peer_id, keys, values, expirations, in_cache=False), "records to a DHT node")
+
+
+async def install(node: DHTNode, records: CheckedRecords, start: Start) -> None:
+    """Have a DHT node, made in client mode, serve others within the limits. To be called before it has met any peer."""
+    register()
+    node.protocol = GuardedProtocol(node.protocol, records, start)
+    await node.protocol.add_p2p_handlers(node.p2p)

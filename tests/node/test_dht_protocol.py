@@ -1,0 +1,376 @@
+"""What a DHT node of ours answers to others' requests, and what it believes of their answers; nothing leaves the process."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from farflung.node.identity import libp2p_bytes
+from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+NODE, PEER = bytes(31) + b"\1", bytes(31) + b"\2"
+
+
+def key(number: int) -> bytes:
+    """Of a peer."""
+    return number.to_bytes(32, "big")
+
+
+def id_of(number: int) -> bytes:
+    """Of a record."""
+    return number.to_bytes(20, "big")
+
+
+class Lab:
+    """One node, whose tasks in the background are not run but listed, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from hivemind.dht.protocol import DHTProtocol
+        from hivemind.dht.routing import RoutingTable
+        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+
+        from farflung.node import dht_guard, dht_protocol
+
+        dht_guard.register()
+        self.now = 0.0
+        monkeypatch.setattr(dht_protocol, "monotonic", lambda: self.now)
+        self.started: list[str] = []
+        self.told: list[RemoteError] = []
+        self.bad: set[str] = set()
+        """Subkeys of records that are refused."""
+        self.module = dht_protocol
+        plain = DHTProtocol(_initialized_with_create=True)
+        plain.node_id = dht_protocol.node_id_of(PeerID(libp2p_bytes(NODE)))
+        plain.bucket_size, plain.num_replicas, plain.wait_timeout = 20, 5, 3.0
+        plain.routing_table = RoutingTable(plain.node_id, 20, 5)
+        plain.rpc_semaphore = asyncio.Semaphore(10)
+        plain.client_mode, plain.authorizer = True, None
+        records = dht_guard.CheckedRecords(self._check, self.told.append)
+        plain.record_validator = records
+        self.protocol: Any = dht_protocol.GuardedProtocol(plain, records, self._start)
+
+    def _check(self, at: bytes, subkey: str, value: bytes, expires_at: float) -> None:
+        if subkey in self.bad:
+            raise Refused(f"bad {subkey}")
+
+    def _start(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        work.close()
+        self.started.append(name)
+
+    def peer(self, public_key: bytes) -> Any:
+        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+
+        return PeerID(libp2p_bytes(public_key))
+
+    def by(self, public_key: bytes) -> Any:
+        return SimpleNamespace(remote_id=self.peer(public_key))
+
+    async def find(self, *ids: bytes, by: bytes = PEER) -> Any:
+        from hivemind.proto import dht_pb2
+
+        return await self.protocol.rpc_find(dht_pb2.FindRequest(keys=ids), self.by(by))
+
+    async def store(
+        self, *puts: tuple[bytes, bytes, bytes], by: bytes = PEER, cached: bool = False, life_s: float = 60.0
+    ) -> list[bool]:
+        """`puts`: id, subkey and value, as they travel."""
+        from hivemind.proto import dht_pb2
+
+        request = dht_pb2.StoreRequest(
+            keys=[put[0] for put in puts],
+            subkeys=[put[1] for put in puts],
+            values=[put[2] for put in puts],
+            expiration_time=[time.time() + life_s] * len(puts),
+            in_cache=[cached] * len(puts),
+        )
+        return list((await self.protocol.rpc_store(request, self.by(by))).store_ok)
+
+    async def meet(self, public_key: bytes) -> None:
+        """A node that is where it should be."""
+        peer = self.peer(public_key)
+        await self.protocol.update_routing_table(self.module.node_id_of(peer), peer)
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:
+    return Lab(monkeypatch)
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await body()
+
+    asyncio.run(main())
+
+
+def put(at: bytes, of: bytes, size: int = 400) -> tuple[bytes, bytes, bytes]:
+    return at, msgspec.msgpack.encode(of.hex()), msgspec.msgpack.encode(bytes(size))
+
+
+def dictionary(size: int, *of: bytes) -> bytes:
+    """Of records, as it travels."""
+    from hivemind.utils.serializer import MSGPackSerializer
+
+    from farflung.node.dht_guard import GuardedDictionary
+
+    made = GuardedDictionary()
+    for each in of:
+        made.store(each.hex(), msgspec.msgpack.encode(bytes(size)), time.time() + 60.0)
+    return bytes(MSGPackSerializer.dumps(made))
+
+
+def test_a_request_for_one_record_many_times_is_refused_before_anything_is_done(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """6,000 times took 2.3 GB, and ten seconds in which the loop stood still."""
+
+    async def body() -> None:
+        assert await lab.store(put(id_of(1), PEER)) == [True]
+        looked: list[int] = []
+        some = lab.protocol.storage.some
+        monkeypatch.setattr(lab.protocol.storage, "some", lambda at, room: looked.append(at) or some(at, room))
+        for ids, error in (
+            ([id_of(1)] * 6000, LimitExceeded),
+            (list(map(id_of, range(lab.module.MAX_KEYS + 1))), LimitExceeded),
+            ([id_of(1), id_of(2), id_of(1)], Malformed),
+            ([bytes(100) + id_of(1)], Malformed),
+        ):
+            with pytest.raises(error) as caught:
+                await lab.find(*ids)
+            assert caught.value.peer == PEER and lab.told[-1] is caught.value
+        assert not looked
+        answer = await lab.find(*map(id_of, range(lab.module.MAX_KEYS)))
+        assert [bool(result.value) for result in answer.results] == [False, True] + [False] * 14 and len(looked) == 16
+
+    run(body)
+
+
+def test_an_answer_has_an_end_however_much_is_kept(lab: Lab) -> None:
+    async def body() -> None:
+        lab.protocol.keep([id_of(n) for n in range(3)])
+        authors = [key(100 + n) for n in range(120)]
+        for at in map(id_of, range(3)):
+            for author in authors:
+                assert await lab.store(put(at, author, 6000), by=author) == [True]
+        one = await lab.find(id_of(0))
+        # 0.7 MB lies there: a part of it comes, another one each time.
+        assert 0.9 * lab.module.MAX_ANSWER_BYTES < one.ByteSize() < lab.module.MAX_ANSWER_BYTES + 4096
+        again = await lab.find(id_of(0))
+        assert one.results[0].value != again.results[0].value
+        three = await lab.find(*map(id_of, range(3)))
+        assert len(three.results) == 3 and three.ByteSize() < lab.module.MAX_ANSWER_BYTES + 4096
+
+    run(body)
+
+
+def test_one_peer_may_have_only_so_much_served_and_all_together_as_well(lab: Lab) -> None:
+    from hivemind.proto import dht_pb2
+
+    from farflung.node import dht_rates
+
+    async def served(by: bytes, most: int) -> int:
+        for count in range(most):
+            try:
+                await lab.find(id_of(1), by=by)
+            except LimitExceeded:
+                return count
+        return most
+
+    async def body() -> None:
+        takes = lab.module.REQUEST_S + lab.module.KEY_S
+        assert await served(PEER, 10_000) == pytest.approx(dht_rates.BURST_OF_ONE_S / takes, abs=1)
+        with pytest.raises(LimitExceeded):
+            for _ in range(2):  # it is cheaper
+                await lab.protocol.rpc_ping(dht_pb2.PingRequest(), lab.by(PEER))
+        with pytest.raises(LimitExceeded):
+            await lab.store(put(id_of(1), PEER))
+        assert await served(key(3), 10) == 10  # others are not the worse for it
+        lab.now += 10.0
+        assert await served(PEER, 10_000) == pytest.approx(10.0 * dht_rates.SHARE_OF_ONE / takes, abs=1)
+        # Who comes under many keys gets no more than there is for all.
+        lab.now += 1000.0
+        total = 0
+        for number in range(100, 200):
+            total += await served(key(number), 50)
+        assert total == pytest.approx(dht_rates.BURST_OF_ALL_S / takes, abs=1)
+        assert [type(error) for error in lab.told[:2]] == [LimitExceeded] * 2
+
+    run(body)
+
+
+def test_what_is_to_be_stored_is_whole_and_not_too_much_and_not_cached(lab: Lab) -> None:
+    from hivemind.proto import dht_pb2
+
+    from farflung.node.dht_guard import MAX_SUBKEYS
+
+    async def body() -> None:
+        assert await lab.store(put(id_of(1), PEER), cached=True) == [False]
+        whole = lab.protocol.IS_DICTIONARY
+        assert await lab.store((id_of(1), whole, dictionary(10, key(5), key(6)))) == [True]
+        assert await lab.store(put(id_of(1), PEER), put(id_of(1), PEER)) == [True, False]
+        assert await lab.store((id_of(1), lab.protocol.IS_REGULAR_VALUE, b"\xc4\x01v")) == [False]
+        for raw, error in ((b"\xc1", "damaged"), (b"\xc4\x01v", "no dictionary")):
+            with pytest.raises(ValueError, match=error):
+                await lab.store((id_of(1), whole, raw))
+        with pytest.raises(Malformed):
+            short = dht_pb2.StoreRequest(keys=[id_of(1)], values=[b"v"], expiration_time=[1.0], in_cache=[False])
+            await lab.protocol.rpc_store(short, lab.by(PEER))
+        with pytest.raises(LimitExceeded):
+            await lab.store(*[put(id_of(1), key(n)) for n in range(lab.module.MAX_KEYS + 1)])
+        half = dictionary(10, *map(key, range(MAX_SUBKEYS // 2 + 1)))
+        with pytest.raises(LimitExceeded):
+            await lab.store((id_of(1), whole, half), (id_of(2), whole, half))
+        found = lab.protocol.storage.get(int.from_bytes(id_of(1), "big"))
+        assert {subkey for subkey, _ in found.value.items()} == {each.hex() for each in (PEER, key(5), key(6))}
+        assert lab.protocol.storage.num_entries == 3
+
+    run(body)
+
+
+def test_who_asks_with_a_key_of_another_kind_is_refused(lab: Lab) -> None:
+    from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+    from hivemind.proto import dht_pb2
+
+    async def body() -> None:
+        with pytest.raises(Refused):
+            await lab.protocol.rpc_ping(
+                dht_pb2.PingRequest(), SimpleNamespace(remote_id=PeerID(b"\x12\x20" + bytes(32)))
+            )
+
+    run(body)
+
+
+def test_one_peer_is_one_node_where_its_key_puts_it(lab: Lab) -> None:
+    """One that made up 2,000 ids had 2,000 places in the table, and could have taken others' ids."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.proto import dht_pb2
+
+    async def body() -> None:
+        await lab.meet(PEER)
+        table = lab.protocol.routing_table
+        other = lab.module.node_id_of(lab.peer(key(9)))
+        for made_up in [other, *(DHTID.generate() for _ in range(100))]:
+            await lab.protocol.update_routing_table(made_up, lab.peer(PEER))
+            request = dht_pb2.FindRequest(keys=[id_of(1)], peer=dht_pb2.NodeInfo(node_id=made_up.to_bytes()))
+            await lab.protocol.rpc_find(request, lab.by(PEER))
+        assert table.uid_to_peer_id == {lab.module.node_id_of(lab.peer(PEER)): lab.peer(PEER)}
+        await lab.protocol.update_routing_table(None, lab.peer(PEER), responded=False)
+        assert not table.uid_to_peer_id and not table.peer_id_to_uid
+
+    run(body)
+
+
+def test_the_routing_table_has_an_end_however_many_peers_come(lab: Lab) -> None:
+    async def body() -> None:
+        for number in range(1000, 4000):
+            await lab.meet(key(number))
+        table = lab.protocol.routing_table
+        assert max(len(bucket.replacement_nodes) for bucket in table.buckets) == lab.module.MAX_REPLACEMENTS
+        assert max(len(bucket.nodes_to_peer_id) for bucket in table.buckets) == lab.protocol.bucket_size
+        kept = sum(len(bucket.nodes_to_peer_id) + len(bucket.replacement_nodes) for bucket in table.buckets)
+        assert kept == len(table.uid_to_peer_id) == len(table.peer_id_to_uid) < 1500
+        # Each node of a full bucket is asked once whether it is there.
+        assert lab.started.count("ping of a DHT node") <= len(table.buckets) * lab.protocol.bucket_size
+
+    run(body)
+
+
+def test_few_of_those_who_come_at_once_are_handed_something_and_that_has_an_end(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each node that it did not know, hivemind looked through all that it kept."""
+
+    sent: list[tuple[int, int]] = []
+
+    async def call_store(peer: Any, keys: Any, values: Any, expirations: Any, in_cache: bool) -> None:
+        """Never awaited here."""
+
+    def noted(peer: Any, keys: Any, values: Any, expirations: Any, in_cache: bool) -> Any:
+        sent.append((len(keys), sum(len(entry.value) for value in values for _, entry in value.items())))
+        return call_store(peer, keys, values, expirations, in_cache)
+
+    async def body() -> None:
+        lab.protocol.keep([id_of(1)])
+        for number in range(500):
+            by = key(100 + number)
+            assert await lab.store(put(id_of(1), by, 1000), put(id_of(1000 + number), by), by=by) == [True, True]
+            lab.now += 1.0
+        near = 0
+        looks = 0
+        nearest = lab.protocol.routing_table.get_nearest_neighbors
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return nearest(*args, **kwargs)
+
+        monkeypatch.setattr(lab.protocol, "call_store", noted)
+        monkeypatch.setattr(lab.protocol.routing_table, "get_nearest_neighbors", counted)
+        for number in range(1000):
+            await lab.meet(key(5000 + number))
+            near += 1
+        assert looks <= lab.module.HAND_OVERS_AT_ONCE * lab.module.HAND_OVER_KEYS
+        assert 0 < len(sent) <= lab.module.HAND_OVERS_AT_ONCE
+        # The first is all alone with us, and should have everything.
+        assert sent[0][1] <= lab.module.HAND_OVER_BYTES and sent[0][1] > 0.9 * lab.module.HAND_OVER_BYTES
+        assert all(num_keys <= lab.module.MAX_KEYS for num_keys, _ in sent)
+        lab.now += 1.0 / lab.module.HAND_OVERS_PER_S
+        looks = 0
+        await lab.meet(key(9000))
+        assert looks > 0
+
+    run(body)
+
+
+def test_of_an_answer_the_good_records_and_the_nodes_that_can_be_are_taken(lab: Lab) -> None:
+    from hivemind.proto import dht_pb2
+
+    at = lab.module.DHTID.from_bytes(id_of(1))
+    real = [lab.peer(key(n)) for n in range(50)]
+    nodes = [lab.module.node_id_of(peer) for peer in real]
+    nodes[1] = nodes[2]  # a node that claims the place of another
+
+    class Stub:
+        async def rpc_find(self, request: Any, timeout: float) -> Any:
+            result = dht_pb2.FindResult(
+                type=dht_pb2.FOUND_DICTIONARY,
+                value=dictionary(10, key(5), key(6), key(7)),
+                expiration_time=time.time() + 60.0,
+                nearest_node_ids=[node.to_bytes() for node in nodes],
+                nearest_peer_ids=[peer.to_bytes() for peer in real],
+            )
+            return dht_pb2.FindResponse(results=[result])
+
+    async def body() -> None:
+        lab.protocol.get_stub = lambda peer: Stub()
+        lab.bad = {key(6).hex()}
+        found = await lab.protocol.call_find(lab.peer(PEER), [at])
+        value, nearest = found[at]
+        assert {subkey for subkey, _ in value.value.items()} == {key(5).hex(), key(7).hex()}
+        assert [error.reason for error in lab.told] == [f"bad {key(6).hex()}"]
+        assert len(nearest) <= lab.protocol.bucket_size and real[1] not in nearest.values()
+        assert (
+            all(node == lab.module.node_id_of(peer) for node, peer in nearest.items()) and real[0] in nearest.values()
+        )
+        lab.bad = {key(n).hex() for n in (5, 6, 7)}
+        assert (await lab.protocol.call_find(lab.peer(PEER), [at]))[at][0] is None
+
+    run(body)
+
+
+def test_what_was_kept_before_we_knew_our_swarm_is_checked_again(lab: Lab) -> None:
+    async def body() -> None:
+        assert await lab.store(put(id_of(1), key(5)), put(id_of(1), key(6)), put(id_of(2), key(6))) == [True] * 3
+        lab.bad = {key(6).hex()}
+        lab.protocol.keep([id_of(1)])
+        found = lab.protocol.storage.get(int.from_bytes(id_of(1), "big"))
+        assert {subkey for subkey, _ in found.value.items()} == {key(5).hex()}
+        assert lab.protocol.storage.num_entries == 2 and len(lab.told) == 1
+
+    run(body)
