@@ -25,7 +25,7 @@ from rich.console import Console
 from farflung.compression import kernels
 from farflung.node import exporting, founding
 from farflung.node.control import ControlServer, Handler, only_node
-from farflung.node.discovery import Announcer, Finder, check_record
+from farflung.node.discovery import Announcer, Finder, RecordChecks
 from farflung.node.door import Doors
 from farflung.node.engine import Engine, EngineConfig, told_to_the_log
 from farflung.node.enginelog import engine_log
@@ -45,7 +45,7 @@ from farflung.node.paths import Paths, SwarmPaths, resolve_paths
 from farflung.node.peer import Peer
 from farflung.node.peer_making import PeerMaking
 from farflung.node.peerbook import PeerBook
-from farflung.node.recipe import Recipe, read_recipe
+from farflung.node.recipe import Recipe, admission_check, read_recipe
 from farflung.node.rehearsal import Rehearsal
 from farflung.node.runner import freeze_imports, more_files, on_purpose, run_loop
 from farflung.node.serving import Left
@@ -135,6 +135,7 @@ class NodeDaemon:
         self._out = out
         self._locks = locks
         self._peer: Peer | None = None
+        self._records = RecordChecks()
         self._verbs: dict[str, Handler] = {}
         """What the control socket serves now."""
         self._stop_reason = ""
@@ -158,7 +159,7 @@ class NodeDaemon:
             engine = await Engine.create(
                 self._identity,
                 self._engine_config(port),
-                check_record=check_record,
+                check_record=self._records.check,
                 admit=self._admit,
                 refused=self._refused,
             )
@@ -171,6 +172,8 @@ class NodeDaemon:
             self.say(f"swarm {swarm.name} ({swarm.hash_hex[:12]}): {recipe.about}")
             if port and self._options.port is None:
                 save_port(swarm, port)
+            admits = admission_check(recipe.manifest)
+            engine.keep_records(self._records.know(recipe.manifest.name, recipe.swarm, admits))
             await self._live(engine, swarm, signed, recipe)
 
     # ---- which swarm -------------------------------------------------------------------------------------------

@@ -94,6 +94,29 @@ def check_record(key: bytes, subkey: str, value: bytes, expires_at: float) -> No
         raise type(error)(f"{what}: {error.reason}") from error
 
 
+class RecordChecks:
+    """What our DHT node stores and believes (`check_record`); of peers of our own swarm, once that is known, only those that may be there. Whoever
+    has no place in the swarm could fill its part of the DHT otherwise, with keys made for it."""
+
+    def __init__(self) -> None:
+        self._swarm = b""
+        self._key = b""
+        self._admits: Callable[[PeerId, bytes], bool] = lambda peer, token: True
+
+    def know(self, name: str, swarm: bytes, admits: Callable[[PeerId, bytes], bool]) -> frozenset[bytes]:
+        """Our own swarm, from now on. Returns what `Engine.keep_records` takes."""
+        self._swarm, self._key, self._admits = swarm, key_digest(peers_key(swarm)), admits
+        return frozenset({self._key, key_digest(manifest_key(swarm)), key_digest(name_key(name))})
+
+    def check(self, key: bytes, subkey: str, value: bytes, expires_at: float) -> None:
+        """For `Engine.create`. Raises the RemoteError that fits."""
+        check_record(key, subkey, value, expires_at)
+        if key == self._key:
+            found = open_peer(self._swarm, subkey, value, time.time())
+            if not self._admits(found.peer, found.record.admission_token):
+                raise Refused("a peer record of one that has no admission to the swarm", peer=found.peer)
+
+
 async def find_claims(network: Network, name: str) -> list[FoundClaim]:
     """All verified claims to a name. Raises NetworkError when the DHT does not answer."""
     found: list[FoundClaim] = []

@@ -15,6 +15,7 @@ from farflung.node.discovery import (
     ANNOUNCE_S,
     Announcer,
     Finder,
+    RecordChecks,
     check_record,
     find_claims,
     find_manifest,
@@ -36,7 +37,7 @@ from farflung.protocol.keys import Ed25519Signer, domain, short
 from farflung.protocol.manifest import Manifest, SignedManifest, sign_manifest
 from farflung.protocol.manifest_sections import AdmissionSpec, DataSpec, ModelSpec
 from farflung.protocol.peer_record import PeerRecord
-from farflung.protocol.records import place_manifest, place_peer
+from farflung.protocol.records import manifest_key, name_key, peers_key, place_manifest, place_peer
 from farflung.protocol.replay import first_seq
 from farflung.protocol.versions import PROTOCOL_VERSION
 from farflung.sims.clock import VirtualLoop, run
@@ -268,6 +269,29 @@ def test_our_dht_node_stores_only_what_belongs_where_it_is_put() -> None:
     ):
         with pytest.raises(error):
             check_record(key, subkey, value, expires_at)
+
+
+def test_of_peers_of_our_own_swarm_only_those_are_kept_that_may_be_there() -> None:
+    """Keys are cheap: 1,024 of them, made up for it, filled a swarm's part of the DHT."""
+    checks, now, ours, theirs = RecordChecks(), time.time(), b"o" * 32, b"t" * 32
+
+    def check(swarm: bytes, signer: Ed25519Signer, token: bytes) -> None:
+        record = PeerRecord(addresses=(ADDRESS,), stages=(0, 1), admission_token=token)
+        placed = place_peer(signer, swarm, record, seq=first_seq(now), now=now, life_s=60.0)
+        checks.check(key_digest(placed.key), placed.subkey, placed.value, placed.expires_at)
+
+    check(ours, SIGNERS[0], b"")  # whose token cannot be judged before the swarm is known
+    keys = checks.know("alpha", ours, lambda peer, token: token == 2 * peer)
+    assert keys == {key_digest(each) for each in (peers_key(ours), manifest_key(ours), name_key("alpha"))}
+    check(ours, SIGNERS[0], 2 * SIGNERS[0].peer_id)
+    check(theirs, SIGNERS[0], b"")
+    for token in (b"", 2 * SIGNERS[1].peer_id):
+        with pytest.raises(Refused, match="no admission") as caught:
+            check(ours, SIGNERS[0], token)
+        assert caught.value.peer == SIGNERS[0].peer_id
+    _, signed = founded(SIGNERS[0])
+    manifest = place_manifest(signed, now=now)
+    checks.check(key_digest(manifest.key), manifest.subkey, manifest.value, manifest.expires_at)
 
 
 def test_our_dht_node_keeps_a_manifest_of_another_version_for_those_who_look_for_it() -> None:
