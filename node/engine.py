@@ -21,7 +21,7 @@ from farflung.node.addresses import host_of, is_direct, reach, split_addresses, 
 from farflung.node.dht import SEEDS_AT_ONCE, Records
 from farflung.node.distance import Distances, FarLink, LateMail
 from farflung.node.identity import Identity, libp2p_text
-from farflung.node.libp2p import Libp2p
+from farflung.node.libp2p import BULK_ROOM, CONTROL_ROOM, Libp2p
 from farflung.node.libp2p_stream import Libp2pStream
 from farflung.node.links import LIBP2P, MAX_PEERS, TLS, LinkBook
 from farflung.node.mail import Mail
@@ -186,8 +186,8 @@ class Engine:
         link = None if config.distances is None else FarLink(config.distances)
         if link is not None:
             self._send = LateMail(self._mail.send, link).send
-        await self._libp2p.serve(frames.CONTROL_PROTOCOL, self._mail.accept)
-        await self._libp2p.serve(frames.BULK_PROTOCOL, self._accept_bulk)
+        await self._libp2p.serve(frames.CONTROL_PROTOCOL, self._mail.accept, CONTROL_ROOM, self._admit)
+        await self._libp2p.serve(frames.BULK_PROTOCOL, self._accept_bulk, BULK_ROOM, self._admit)
         if config.tls:
             self._tls = TlsCarrier(
                 self._identity,
@@ -361,7 +361,7 @@ class Engine:
             async with asyncio.timeout(KIND_S):
                 (size,) = await reader.readexactly(1)
                 kind = frames.decode_kind(await reader.readexactly(size), peer)
-            if kind not in self._handlers or not self._admit(peer):
+            if kind not in self._handlers:
                 raise NetworkError(f"{kind!r} is not served to {peer.hex()[:12]}")
         except RemoteError as error:
             self._refused(error)

@@ -5,8 +5,10 @@ them in its handshake, and the key is inside the peer id, so a stream's sender n
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -23,12 +25,57 @@ if TYPE_CHECKING:
 
 DIAL_S = 15.0
 """Budget to reach a peer, relays and hole punching included (0.55 s measured at 100 ms round trip)."""
-MAX_STREAMS = 4096
-"""Incoming streams at a time."""
+CONTROL_OF_ONE = 4
+"""Control streams of one peer: one, and some that died without telling."""
+BULK_OF_ONE = 64
+"""Bulk streams of one peer. It asks for eight means and some chunks at a time, brings parcels both ways, and some streams may have died without telling."""
 
 _log = structlog.get_logger(__name__)
 
-Accepted = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Accepted = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """How many streams of a protocol others may hold open to us at a time; each protocol has its own, so that none is in the way of another."""
+
+    of_one: int
+    """Of one peer."""
+    of_strangers: int
+    """Of all peers together that are not admitted: there are as many of them as somebody likes."""
+    of_all: int
+
+
+CONTROL_ROOM = Room(of_one=CONTROL_OF_ONE, of_strangers=1024, of_all=4096)
+"""Newcomers are strangers, too. Members of 64 groups are 4,096."""
+BULK_ROOM = Room(of_one=BULK_OF_ONE, of_strangers=0, of_all=2048)
+
+
+class _Held:
+    """The streams of one protocol that are open."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._of = Counter[PeerId]()
+        self._num_strange = 0
+
+    def take(self, peer: PeerId, strange: bool) -> None:
+        """One more. Raises NetworkError when there is no room for it."""
+        if self._of[peer] >= self._room.of_one:
+            raise NetworkError(f"it has {self._room.of_one} already")
+        if strange and self._num_strange >= self._room.of_strangers:
+            raise NetworkError("no room for one that is not admitted")
+        if self._of.total() >= self._room.of_all:
+            raise NetworkError("no room for anybody")
+        self._of[peer] += 1
+        self._num_strange += strange
+
+    def free(self, peer: PeerId, strange: bool) -> None:
+        """`strange`: as it was when it was taken."""
+        self._num_strange -= strange
+        self._of[peer] -= 1
+        if not self._of[peer]:
+            del self._of[peer]
 
 
 class Libp2p:
@@ -81,8 +128,9 @@ class Libp2p:
         if not self._closing:
             raise NetworkError(f"the libp2p daemon ended: {self._daemon.last_words}")
 
-    async def serve(self, protocol: str, accepted: Accepted) -> None:
-        """Have `accepted` called, in a task of ours, for each incoming stream of `protocol`."""
+    async def serve(self, protocol: str, accepted: Accepted, room: Room, admit: Callable[[PeerId], bool]) -> None:
+        """Have `accepted` called, in a task of ours, for each incoming stream of `protocol` for which there is room; `admit` says who is no stranger."""
+        held = _Held(room)
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
@@ -90,23 +138,29 @@ class Libp2p:
             except ValueError:
                 writer.close()  # a key of another kind is none of ours
                 return
-            if self._closing or len(self._incoming) >= MAX_STREAMS:
+            strange = not admit(peer)
+            try:
+                if self._closing:
+                    raise NetworkError("the network is closed")
+                held.take(peer, strange)
+            except NetworkError as error:
+                _log.info("no stream", protocol=protocol, peer=peer.hex()[:12], error=str(error))
                 writer.close()
                 return
             self._incoming.add(writer)
-            if self._scope.start(self._run(accepted, peer, reader, writer), protocol) is None:
+
+            def over(task: asyncio.Task[None] | None = None) -> None:
+                held.free(peer, strange)
                 self._incoming.discard(writer)
+
+            task = self._scope.start(accepted(peer, reader, writer), protocol)
+            if task is None:
+                over()
                 writer.close()
+            else:
+                task.add_done_callback(over)
 
         await self.p2p.add_binary_stream_handler(protocol, handle)
-
-    async def _run(
-        self, accepted: Accepted, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        try:
-            await accepted(peer, reader, writer)
-        finally:
-            self._incoming.discard(writer)
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection, by known addresses. Raises NetworkError."""

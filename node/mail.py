@@ -12,7 +12,7 @@ having read so far, closes it.
 
 import asyncio
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -37,10 +37,11 @@ MAX_PAUSE_S = 10.0
 WRITE_S = 30.0
 """A peer that takes nothing for this long gets a new stream."""
 IDLE_S = 300.0
-"""An unused stream is closed after this time."""
-MAX_INCOMING_PER_PEER = 4
-"""Streams of one peer: one, and some that died without telling."""
-MAX_INCOMING = 4096
+"""An unused stream is closed after this time, by who has opened it."""
+SILENT_S = 2 * IDLE_S
+"""Until the next message, on a stream that another has opened; then it is closed."""
+MESSAGE_S = limits.MAX_MESSAGE_LIFE_S
+"""From the length of a message to its end. What takes longer would be refused as stale."""
 
 _log = structlog.get_logger(__name__)
 
@@ -81,7 +82,6 @@ class Mail:
         self._refused = refused
         self._handler: MessageHandler | None = None
         self._outboxes: dict[PeerId, _Outbox] = {}
-        self._incoming: Counter[PeerId] = Counter()
         self.stats = MailStats()
 
     def on_message(self, handler: MessageHandler) -> None:
@@ -117,33 +117,28 @@ class Mail:
 
     async def accept(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read one incoming control stream until it ends."""
-        if self._incoming[peer] >= MAX_INCOMING_PER_PEER or self._incoming.total() >= MAX_INCOMING:
-            writer.close()
-            return
-        self._incoming[peer] += 1
         outbox = self._outboxes.get(peer)
         if outbox is not None:
             outbox.retry.set()
         try:
             while True:
-                header = await reader.readexactly(frames.LENGTH.size)
+                async with asyncio.timeout(SILENT_S):
+                    header = await reader.readexactly(frames.LENGTH.size)
                 length = frames.control_length(header, peer)
                 if not length:
                     break  # closing the stream says that all was read
-                message = await reader.readexactly(length)
+                async with asyncio.timeout(MESSAGE_S):
+                    message = await reader.readexactly(length)
                 self.stats.received += 1
                 self._links.heard(peer, length)
                 if self._handler is not None:
                     self._handler(peer, message)
         except RemoteError as error:
             self._refused(error)
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # the peer left; its heartbeats tell the rest
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            pass  # the peer left, or says nothing; its heartbeats tell the rest
         finally:
             writer.close()
-            self._incoming[peer] -= 1
-            if not self._incoming[peer]:
-                del self._incoming[peer]
 
     async def _serve_outbox(self, peer: PeerId, outbox: _Outbox) -> None:
         pause = FIRST_PAUSE_S

@@ -158,14 +158,11 @@ def test_what_a_stranger_sends_is_refused_shown_and_changes_nothing(seed: Seed) 
     seed.node.until(lambda: seed.node.events("node.state")[-1]["reason"].startswith("1 of at least 2 contributors"))
     before = seed.status()
     asyncio.run(main())
-    wanted = ["LimitExceeded", "Malformed", "WrongSwarm", "WrongVersion", "Refused"]
+    wanted = ["LimitExceeded", "WrongSwarm", "WrongVersion", "Refused"]  # of bulk it is not heard what kind it is
     seed.node.until(lambda: len(refusals()) >= len(wanted))
     refused = refusals()
     assert [event["error"] for event in refused] == wanted
-    assert [event["reason"] for event in refused[:2]] == [
-        f"a control message of {MAX_CONTROL_BYTES + 1} bytes",
-        "the kind of a stream is not UTF-8",
-    ]
+    assert refused[0]["reason"] == f"a control message of {MAX_CONTROL_BYTES + 1} bytes"
     after = seed.status()
     moving = {"time", "refused", "last_refused", "sent_bytes", "received_bytes"}
     assert {key: after[key] for key in after.keys() - moving} == {key: before[key] for key in before.keys() - moving}

@@ -18,13 +18,13 @@ import pytest
 from tests.node.engine_lab import engines, introduce, read, run, until
 
 from farflung.node import engine as module
-from farflung.node import p2pd
+from farflung.node import frames, p2pd
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity
 from farflung.node.network import Stream
 from farflung.node.pacing import CHUNK_S, Pacer
 from farflung.protocol import limits
-from farflung.protocol.errors import ConfigError, NetworkError
+from farflung.protocol.errors import ConfigError, Malformed, NetworkError, RemoteError
 
 pytestmark = [
     pytest.mark.slow,
@@ -213,6 +213,23 @@ def test_kinds_and_keys_that_are_not_admitted(tls: bool) -> None:
             b.add_addresses(wrong, [a.addresses()[0].split("/p2p/")[0], *tls_only])
             with pytest.raises(NetworkError):
                 await b.open_stream(wrong, "part")
+
+    run(main)
+
+
+def test_a_kind_that_cannot_be_read_is_told_of() -> None:
+    async def main() -> None:
+        told: list[RemoteError] = []
+        async with engines(1) as (a,), AsyncExitStack() as stack:
+            config = EngineConfig.loopback(initial_peers=(a.addresses()[0],))
+            b = await Engine.create(Identity.generate(), config, refused=told.append)
+            stack.push_async_callback(b.close)
+            reader, writer = await a._libp2p.open(b.peer_id, frames.BULK_PROTOCOL)
+            writer.write(b"\x01\xff")
+            assert await reader.read() == b""
+            writer.close()
+            [error] = told
+            assert isinstance(error, Malformed) and error.peer == a.peer_id
 
     run(main)
 

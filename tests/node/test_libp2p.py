@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hivemind.p2p.p2p_daemon import P2P
@@ -15,7 +16,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from farflung.node import libp2p
 from farflung.node.identity import Identity, libp2p_bytes, libp2p_text
-from farflung.node.libp2p import Libp2p
+from farflung.node.libp2p import BULK_ROOM, CONTROL_ROOM, Libp2p, Room
 from farflung.node.p2pd import P2pd
 from farflung.node.scope import TaskScope
 from farflung.protocol.errors import NetworkError
@@ -85,3 +86,122 @@ def test_addresses_that_nobody_here_can_read_are_left_out(tmp_path: Path, listed
             return await host.visible()
 
     assert asyncio.run(main()) == [f"{text}/p2p/{libp2p_text(key)}" for text in listed if text != "unknown"]
+
+
+class Writer:
+    """All that is asked of the other end of a stream."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Door:
+    """In the place of hivemind's `P2P`: lets streams in, each of which is served until it is let go."""
+
+    def __init__(self, scope: TaskScope, admitted: set[bytes]) -> None:
+        self._handlers: dict[str, Any] = {}
+        self._admitted = admitted
+        self._served: list[asyncio.Event] = []
+        self.host = Libp2p(cast(P2pd, None), cast(P2P, self), cast(DaemonConnector, None), scope, {})
+
+    async def add_binary_stream_handler(self, protocol: str, handle: Any) -> None:
+        self._handlers[protocol] = handle
+
+    async def serve(self, protocol: str, room: Room) -> None:
+        await self.host.serve(protocol, self._accept, room, self._admitted.__contains__)
+
+    async def _accept(self, peer: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._served.append(gone := asyncio.Event())
+        await gone.wait()
+
+    async def opens(self, protocol: str, peer: bytes, count: int) -> int:
+        """How many of so many streams of a peer stay open."""
+        writers = [Writer() for _ in range(count)]
+        info = SimpleNamespace(peer_id=SimpleNamespace(to_bytes=lambda: libp2p_bytes(peer)))
+        for writer in writers:
+            await self._handlers[protocol](info, None, writer)
+        await asyncio.sleep(0)
+        return sum(not writer.closed for writer in writers)
+
+    async def all_gone(self) -> None:
+        for gone in self._served:
+            gone.set()
+        while self.host._incoming:
+            await asyncio.sleep(0)
+
+
+def in_door(body: Callable[[Door], Awaitable[None]], *admitted: bytes) -> None:
+    async def main() -> None:
+        scope = TaskScope()
+        await scope.open()
+        door = Door(scope, set(admitted))
+        await door.serve("control", CONTROL_ROOM)
+        await door.serve("bulk", BULK_ROOM)
+        await body(door)
+        await scope.close()
+
+    asyncio.run(main())
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def test_a_stranger_holds_no_bulk_streams_and_few_control_streams() -> None:
+    """One held 4,096, and nobody else could say anything any more."""
+
+    async def body(door: Door) -> None:
+        assert await door.opens("bulk", key(1), 5000) == 0
+        assert await door.opens("control", key(1), 5000) == libp2p.CONTROL_OF_ONE
+        assert len(door.host._incoming) == libp2p.CONTROL_OF_ONE
+        assert await door.opens("control", key(2), 1) == 1
+
+    in_door(body)
+
+
+def test_strangers_with_many_keys_leave_room_for_those_who_are_admitted() -> None:
+    async def body(door: Door) -> None:
+        taken = sum([await door.opens("control", key(number), 4) for number in range(1000, 2000)])
+        assert taken == CONTROL_ROOM.of_strangers
+        assert await door.opens("control", key(1), 5) == libp2p.CONTROL_OF_ONE
+        assert await door.opens("bulk", key(1), 1) == 1
+        await door.all_gone()
+        assert await door.opens("control", key(3000), 4) == 4
+
+    in_door(body, key(1))
+
+
+def test_bulk_and_control_have_rooms_of_their_own() -> None:
+    members = [key(number) for number in range(100)]
+
+    async def body(door: Door) -> None:
+        assert [await door.opens("bulk", member, 100) for member in members] == [64] * 32 + [0] * 68
+        assert [await door.opens("control", member, 1) for member in members] == [1] * 100
+        await door.all_gone()
+        assert await door.opens("bulk", members[-1], 100) == 64
+
+    in_door(body, *members)
+
+
+def test_who_was_a_stranger_when_it_came_leaves_as_one() -> None:
+    async def body(door: Door) -> None:
+        for number in range(1000, 1000 + CONTROL_ROOM.of_strangers):
+            assert await door.opens("control", key(number), 1) == 1
+        assert await door.opens("control", key(1), 1) == 0
+        door._admitted.update(key(number) for number in range(1000, 1100))
+        await door.all_gone()
+        assert await door.opens("control", key(1), 1) == 1
+        taken = sum([await door.opens("control", key(number), 1) for number in range(2000, 4000)])
+        assert taken == CONTROL_ROOM.of_strangers - 1
+
+    in_door(body)
+
+
+def test_nobody_comes_in_when_we_close() -> None:
+    async def body(door: Door) -> None:
+        door.host.begin_close()
+        assert await door.opens("control", key(1), 1) == 0
+
+    in_door(body)

@@ -193,7 +193,7 @@ def test_incoming_limits() -> None:
         reader, writer = await wire.accepted.get()
         ours.write(frames.LENGTH.pack(2) + b"ok" + frames.LENGTH.pack(limits.MAX_CONTROL_BYTES + 1))
         await box.accept(PEER, reader, writer)  # returns: the stream was cut
-        assert received == [(PEER, b"ok")] and not box._incoming
+        assert received == [(PEER, b"ok")]
         assert wire.links.stats()[PEER].received_bytes == len(b"ok"), "what was refused was not read"
         [error] = wire.refused
         assert isinstance(error, LimitExceeded) and error.peer == PEER
@@ -237,6 +237,26 @@ def test_accept_answers_the_end_by_closing() -> None:
         ours.write(frames.LENGTH.pack(2) + b"ok" + frames.CONTROL_END)
         await box.accept(PEER, reader, writer)
         assert box.stats.received == 1
+        assert await theirs.read() == b""
+        ours.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "said", [b"", frames.LENGTH.pack(100), frames.LENGTH.pack(limits.MAX_CONTROL_BYTES) + b"the beginning"]
+)
+def test_a_message_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    """Each held a stream for ever, and up to a megabyte with it."""
+    monkeypatch.setattr(mail, "SILENT_S", 0.05)
+    monkeypatch.setattr(mail, "MESSAGE_S", 0.05)
+
+    async def body(box: Mail, wire: Wire) -> None:
+        theirs, ours = await asyncio.open_connection("127.0.0.1", wire.port)
+        reader, writer = await wire.accepted.get()
+        ours.write(frames.LENGTH.pack(2) + b"ok" + said)
+        await box.accept(PEER, reader, writer)
+        assert box.stats.received == 1 and not wire.refused
         assert await theirs.read() == b""
         ours.close()
 
