@@ -38,6 +38,8 @@ MAX_ENTRIES_OF_ONE = 256
 """Entries that one peer may have put, under one of our keys, or under all others together. Its own are three; the rest it hands over to us."""
 ENTRY_BYTES = 2048
 """As which an entry counts besides its value: measured, for one that is alone under its key."""
+LEAST_BYTES = 8 << 10
+"""As which the shortest entry counts where it is asked who has put most: of two peers with a record each neither gives way because it has more addresses."""
 
 Putter = PeerId | None
 """Who has put a record: the key of a peer, or None for this node."""
@@ -63,19 +65,19 @@ class Pool:
         self._sizes: dict[Putter, dict[Place, int]] = {}
         """Of each one's entries, those that were put last at the end."""
         self._totals: dict[Putter, int] = {}
-        """Bytes of each one's entries."""
+        """Bytes of each one's entries, as they count between peers."""
 
     def add(self, place: Place, size: int, by: Putter) -> None:
         """There is room."""
         self._sizes.setdefault(by, {})[place] = size
-        self._totals[by] = self._totals.get(by, 0) + size
+        self._totals[by] = self._totals.get(by, 0) + _weight(size)
         self.num_entries += 1
         self.num_bytes += size
 
     def remove(self, place: Place, by: Putter) -> None:
         theirs = self._sizes[by]
         size = theirs.pop(place)
-        self._totals[by] -= size
+        self._totals[by] -= _weight(size)
         self.num_entries -= 1
         self.num_bytes -= size
         if not theirs:
@@ -96,14 +98,19 @@ class Pool:
         for place, bytes_of_it in self._sizes[most].items():
             if entries <= 0 and excess <= 0:
                 break
-            # With the new entry one may have as much as the other is left with, and no more: else they would push each other out in turns.
-            if by is not None and left <= self._totals.get(by, 0) + size:
+            # With the new entry one has less than the other had: else they would push each other out in turns.
+            if by is not None and left <= self._totals.get(by, 0) + _weight(size):
                 return None
             going.append(place)
-            left -= bytes_of_it
+            left -= _weight(bytes_of_it)
             entries -= 1
             excess -= bytes_of_it
         return tuple(going) if entries <= 0 and excess <= 0 else None
+
+
+def _weight(size: int) -> int:
+    """Of an entry of so many bytes, between peers."""
+    return max(size, LEAST_BYTES)
 
 
 class GuardedStorage:

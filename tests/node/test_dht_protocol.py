@@ -134,7 +134,12 @@ def test_a_request_for_one_record_many_times_is_refused_before_anything_is_done(
         assert await lab.store(put(id_of(1), PEER)) == [True]
         looked: list[int] = []
         some = lab.protocol.storage.some
-        monkeypatch.setattr(lab.protocol.storage, "some", lambda at, room: looked.append(at) or some(at, room))
+
+        def noted(at: int, room: int) -> Any:
+            looked.append(at)
+            return some(at, room)
+
+        monkeypatch.setattr(lab.protocol.storage, "some", noted)
         for ids, error in (
             ([id_of(1)] * 6000, LimitExceeded),
             (list(map(id_of, range(lab.module.MAX_KEYS + 1))), LimitExceeded),
@@ -301,7 +306,6 @@ def test_few_of_those_who_come_at_once_are_handed_something_and_that_has_an_end(
             by = key(100 + number)
             assert await lab.store(put(id_of(1), by, 1000), put(id_of(1000 + number), by), by=by) == [True, True]
             lab.now += 1.0
-        near = 0
         looks = 0
         nearest = lab.protocol.routing_table.get_nearest_neighbors
 
@@ -314,7 +318,6 @@ def test_few_of_those_who_come_at_once_are_handed_something_and_that_has_an_end(
         monkeypatch.setattr(lab.protocol.routing_table, "get_nearest_neighbors", counted)
         for number in range(1000):
             await lab.meet(key(5000 + number))
-            near += 1
         assert looks <= lab.module.HAND_OVERS_AT_ONCE * lab.module.HAND_OVER_KEYS
         assert 0 < len(sent) <= lab.module.HAND_OVERS_AT_ONCE
         # The first is all alone with us, and should have everything.

@@ -95,6 +95,7 @@ def test_where_all_have_the_same_a_new_record_is_refused_and_one_that_is_there_s
     assert all(put(storage, OWN, of, by=of) for of in peers)
     before = under(storage, OWN)
     assert not put(storage, OWN, HONEST, by=HONEST, life_s=LONG_S)
+    assert not put(storage, OWN, HONEST, by=HONEST, life_s=LONG_S, size=1)  # shorter than theirs
     assert put(storage, OWN, peers[0], by=peers[0], life_s=LONG_S)
     assert under(storage, OWN) == before
     assert not put(storage, OWN, peers[1], by=peers[1], life_s=LONG_S, size=5 << 20)  # there is no room for it
@@ -231,5 +232,7 @@ def test_counts_fit_what_is_kept_whatever_happens(clock: dict[str, float], monke
         assert counted == sizes
         assert storage._others.num_bytes <= 60_000 and all(p.num_bytes <= 30_000 for p in storage._own.values())
         for pool in pools:
-            assert pool._totals == {by: sum(each.values()) for by, each in pool._sizes.items()}
+            assert pool._totals == {
+                by: sum(map(dht_storage._weight, each.values())) for by, each in pool._sizes.items()
+            }
         assert storage._under.keys() == storage._kept.keys() - storage._own.keys()

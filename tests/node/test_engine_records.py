@@ -140,6 +140,40 @@ def test_a_dictionary_that_cannot_be_read_is_told_of_asked_for_or_not_and_change
     run(main)
 
 
+def test_what_a_node_serves_is_bounded_and_its_own_records_stay() -> None:
+    """The guards are in what others reach, not beside it."""
+    from hivemind.p2p import P2PHandlerError
+    from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+    from hivemind.proto import dht_pb2
+
+    from farflung.node.dht_storage import MAX_ENTRIES_OF_ONE
+
+    async def main() -> None:
+        async with engines(2) as (a, hostile):
+            a.keep_records([key_digest("swarm")])
+            soon, later = time.time() + 60, time.time() + 3000
+            assert await a.put_record("swarm", a.peer_id.hex(), b"a", soon)
+            protocol = hostile._records._node.protocol
+            stub = protocol.get_stub(PeerID(libp2p_bytes(a.peer_id)))
+            with pytest.raises(P2PHandlerError, match="LimitExceeded"):
+                await stub.rpc_find(dht_pb2.FindRequest(keys=[key_digest("swarm")] * 6000))
+            taken = 0
+            for first in range(0, 320, 16):
+                keys = [key_digest(f"made up {number}") for number in range(first, first + 16)]
+                request = dht_pb2.StoreRequest(
+                    keys=keys,
+                    subkeys=[b"\xa1x"] * 16,
+                    values=[b"\xc4\x01v"] * 16,
+                    expiration_time=[later] * 16,
+                    in_cache=[False] * 16,
+                )
+                taken += sum((await stub.rpc_store(request)).store_ok)
+            assert taken == MAX_ENTRIES_OF_ONE
+            assert await hostile.get_records("swarm") == {a.peer_id.hex(): b"a"}
+
+    run(main)
+
+
 def test_dead_seeds_do_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{libp2p_text(Identity.generate().public_key)}"
