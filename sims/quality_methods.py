@@ -100,13 +100,13 @@ E3M0 = Wire(topology="gather", up="e3m0(block=128)")
 
 
 def _ours(name: str, steps: int = 0, peers: int = FEWEST_GROWN) -> Method:
-    """A method that swarms can be founded with, in fragments with a step of delay."""
+    """A method as swarms are founded with it: the owners of parts code the means once more, and a round has all the time until the next one."""
     ours = training_method(name, steps)
     rule = Nesterov(lr=ours.outer_lr, momentum=ours.outer_momentum)
     outer = Outer(
-        timetable=_rounds(ours.inner_steps, fragments=ours.fragments, delay=1),
+        timetable=_rounds(ours.inner_steps, fragments=ours.fragments, delay=ours.inner_steps // ours.fragments - 1),
         rule=grown(rule, ours.outer_growth, [1] * peers),
-        wire=Wire(topology="gather", up=ours.codec, last=ours.last_codec),
+        wire=Wire(up=ours.codec, down=ours.mean_codec, last=ours.last_codec),
         mixing=None,
         kept=1.0,
     )
@@ -221,16 +221,15 @@ def _says_something(method: Method, steps: int | None, peers: int | None) -> boo
 
 
 def with_interval(method: Method, interval: int) -> Method:
-    """The same with another H; one whole round late stays one whole round late, and there are no more fragments than steps. Without rounds, or with one in each step,
-    it stays as it is."""
+    """The same with another H; one whole round late stays one whole round late, a step less than from one round to the next stays that, and there are no more fragments
+    than steps. Without rounds, or with one in each step, it stays as it is."""
     if method.outer is None or method.outer.timetable.interval == 1:
         return method
-    table = method.outer.timetable
-    delay = interval if table.delay == table.interval else table.delay
-    return replace(
-        method,
-        outer=replace(
-            method.outer,
-            timetable=replace(table, interval=interval, delay=delay, fragments=min(table.fragments, interval)),
-        ),
-    )
+    table, fragments = method.outer.timetable, min(method.outer.timetable.fragments, interval)
+    delay = table.delay
+    if delay == table.interval:
+        delay = interval
+    elif delay > 0 and delay == table.interval // table.fragments - 1:
+        delay = interval // fragments - 1
+    timetable = replace(table, interval=interval, delay=delay, fragments=fragments)
+    return replace(method, outer=replace(method.outer, timetable=timetable))

@@ -7,9 +7,9 @@ the same names in `farflung bench quality` are made of. Their figures, and how t
 What they may leave out depends on how long a run is. Peers have to be told so much in all that their models end in one place, however many steps they make; a
 run of some hundred steps cannot say that in a thousandth of the bytes, one of some thousand can.
 
-What a dead zone leaves out stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. Both
-synchronise three fragments in turn. A row sends contributions to everybody; in a swarm the owners of parts code the means once more.
-With two peers that is as many bytes; what more it leaves out of the means the owners add to the next ones.
+What a dead zone leaves out of a contribution stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. What it leaves out
+of a mean, which the owners of parts code once more, is nobody's, so means have more bits. Added to the next mean of these elements it would come when training has
+made that progress again. Both synchronise three fragments in turn, and train on for as long as a round takes.
 """
 
 import math
@@ -32,8 +32,10 @@ class TrainingMethod:
     outer_growth: float = 0.25
     outer_momentum: float
     codec: str
-    """Of contributions, and of means, as `compression` reads it."""
-    last_codec: str = "deadzone(bits=2.0)"
+    """Of contributions, as `compression` reads it."""
+    mean_codec: str
+    """Of means."""
+    last_codec: str = "deadzone(bits=2.5)"
     """In the last exchange, so that little is kept when the run is over; it comes too late for momentum, and the outer optimiser is the mean then."""
 
     def fragments_of(self, inner_steps: int | Literal["auto"]) -> int | Literal["auto"]:
@@ -48,7 +50,7 @@ class TrainingMethod:
         return {
             "inner": {"optimizer": self.optimizer},
             "outer": {"lr": self.outer_lr, "lr_growth": self.outer_growth, "momentum": self.outer_momentum},
-            "feedback": {"uplink": "kept", "downlink": "residual", "last_codec": self.last_codec},
+            "feedback": {"uplink": "kept", "downlink": "none", "last_codec": self.last_codec},
             "swarm": {
                 "inner_steps": inner_steps,
                 "fragments": fragments,
@@ -56,7 +58,7 @@ class TrainingMethod:
                 "fragment_pattern": "sequential" if in_stages else "strided",
                 "delay_steps": "auto",
                 "uplink_codec": self.codec,
-                "downlink_codec": self.codec,
+                "downlink_codec": self.mean_codec,
             },
         }
 
@@ -65,15 +67,24 @@ LONG_RUN = 2400
 """Steps of a run from which on rounds may be rarer and coarser."""
 
 
-def _method(inner_steps: int, bits: float) -> TrainingMethod:
+def _method(
+    inner_steps: int,
+    bits: float,  # of contributions
+    mean_bits: float,
+) -> TrainingMethod:
     return TrainingMethod(
-        optimizer="muon", inner_steps=inner_steps, outer_lr=0.7, outer_momentum=0.5, codec=f"deadzone(bits={bits})"
+        optimizer="muon",
+        inner_steps=inner_steps,
+        outer_lr=0.7,
+        outer_momentum=0.5,
+        codec=f"deadzone(bits={bits})",
+        mean_codec=f"deadzone(bits={mean_bits})",
     )
 
 
-DEFAULT, THRIFTY = _method(30, 2.0), _method(30, 0.6)
+DEFAULT, THRIFTY = _method(30, 1.5, 2.5), _method(30, 0.6, 1.2)
 """Of short runs."""
-LONG_DEFAULT, LONG_THRIFTY = _method(60, 0.85), _method(240, 0.75)
+LONG_DEFAULT, LONG_THRIFTY = _method(60, 0.65, 1.1), _method(240, 0.55, 1.0)
 
 METHOD_NAMES = ("default", "thrifty")
 

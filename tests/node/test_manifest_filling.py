@@ -43,9 +43,9 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
         method.outer_lr,
         method.outer_momentum,
     )
-    assert manifest.uplink_codec == manifest.downlink_codec == method.codec
-    assert (manifest.feedback.uplink, manifest.feedback.downlink) == ("kept", "residual")
-    assert manifest.feedback.last_codec == method.last_codec == "deadzone(bits=2.0)"
+    assert (manifest.uplink_codec, manifest.downlink_codec) == (method.codec, method.mean_codec)
+    assert (manifest.feedback.uplink, manifest.feedback.downlink) == ("kept", "none")
+    assert manifest.feedback.last_codec == method.last_codec == "deadzone(bits=2.5)"
     last, usual = (parse_policy(codec).default for codec in (method.last_codec, method.codec))
     terms = read_recipe(manifest).terms()
     assert terms.last is not None and terms.settings.last_codec == method.last_codec

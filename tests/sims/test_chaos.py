@@ -24,7 +24,7 @@ from farflung.sims.swarm import START_UNIX_S, Swarm
 
 BRISK = Wire(step_s=(0.7, 1.0, 1.3, 1.6, 0.9, 1.2, 0.8, 1.5))
 
-SEEDS = [1, 4, 3, 5]
+SEEDS = [1, 4]
 """`make soak` runs 500, and 10,000 brisk ones."""
 
 

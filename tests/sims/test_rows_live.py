@@ -1,8 +1,8 @@
-"""Rows of `farflung bench quality` against what nodes train with (`training.coupled`), given the same inner steps and contributions.
-
-A row's mean is what everybody decodes; in a swarm the owners of parts code it once more. That aside they are the same."""
+"""Rows of `farflung bench quality` against what nodes train with (`training.coupled`), given the same inner steps: the same contributions, and means of parts that
+their owners code once more."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from farflung.sims.quality_methods import METHODS, Outer, Wire
 from farflung.sims.quality_train import Rounds
 from farflung.training.coupled import Coupled
 from farflung.training.flat import Layout, flatten
-from farflung.training.fragments import cut
+from farflung.training.fragments import ALIGN, cut
 from farflung.training.rules import Nesterov, OuterRule, Sgd
 from farflung.training.streaming import Timetable
 
@@ -44,10 +44,11 @@ class RowWorker:
 class LiveRounds:
     """Peers as nodes hold them, with the timetable of a row."""
 
-    def __init__(self, rule: OuterRule, spec: str, *, mix: float | None, kept: bool) -> None:
+    def __init__(self, rule: OuterRule, spec: str, *, mix: float | None, kept: bool, recoded: bool) -> None:
+        """`recoded`: whether the means are coded, part by part."""
         self.peers = [Coupled(Model(), rule, device=torch.device("cpu"), mix=mix) for _ in range(PEERS)]
         self.codec = self.resolve(spec)
-        self._kept = kept
+        self._kept, self._recoded = kept, recoded
         self._fragments = cut(self.peers[0].layout.slots, TABLE.fragments, "sequential")
         self._flights: dict[int, tuple[Tensor, list[Tensor]]] = {}
 
@@ -82,12 +83,25 @@ class LiveRounds:
 
     def _send(self, p: int) -> tuple[Tensor, list[Tensor]]:
         start, stop = self._bounds(p)
-        codec = self.codec.part(start, stop)
         for peer in self.peers:
             peer.offer()
-        payloads = [codec.encode(peer.offered_gradient(start, stop)) for peer in self.peers]
-        mean = accumulate(stop - start, [(payload, 1 / PEERS) for payload in payloads], codec)
-        return mean, [codec.decode(payload, stop - start) for payload in payloads]
+        mean, told = torch.empty(stop - start), [torch.empty(stop - start) for _ in self.peers]
+        for low, high in self._parts(start, stop):
+            codec, here = self.codec.part(low, high), slice(low - start, high - start)
+            payloads = [codec.encode(peer.offered_gradient(low, high)) for peer in self.peers]
+            mean[here] = accumulate(high - low, [(payload, 1 / PEERS) for payload in payloads], codec)
+            if self._recoded:
+                mean[here] = codec.decode(codec.encode(mean[here].clone()), high - low)
+            for own, payload in zip(told, payloads, strict=True):
+                own[here] = codec.decode(payload, high - low)
+        return mean, told
+
+    def _parts(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """One of each owner."""
+        if not self._recoded:
+            return [(start, stop)]
+        bounds = [start + number * (stop - start) // PEERS // ALIGN * ALIGN for number in range(PEERS)]
+        return list(pairwise([*bounds, stop]))
 
     def _apply(self, p: int, mean: Tensor, told: list[Tensor]) -> None:
         start, stop = self._bounds(p)
@@ -116,7 +130,7 @@ def test_the_row_of_streaming_to_the_bit(alpha: float) -> None:
     rule, wire = method.outer.rule, method.outer.wire
     outer = Outer(timetable=TABLE, rule=rule, wire=wire, pattern="sequential", mixing=alpha)
     rounds, workers = row(outer, last=1000)
-    live = LiveRounds(rule, wire.up, mix=alpha, kept=False)
+    live = LiveRounds(rule, wire.up, mix=alpha, kept=False, recoded=False)
     for step, by in enumerate(moves(40), start=1):
         for m, move in enumerate(by):
             workers[m].flat.sub_(move)
@@ -134,10 +148,10 @@ def test_the_rows_of_ours_up_to_the_last_exchange(last: str) -> None:
     """To the last bits: a row keeps what was left out as local + (delta - sent), a node as outer - sent."""
     steps = 38  # nothing is in flight when the run ends, as in a swarm, where a round begins when the last is over
     rule, spec = Nesterov(lr=0.7, momentum=0.5), "topk(chunk=64,k=4)"
-    wire = Wire(topology="gather", up=spec, last=last)
+    wire = Wire(up=spec, down=spec, last=last)
     outer = Outer(timetable=TABLE, rule=rule, wire=wire, pattern="sequential", mixing=None, kept=1.0)
     rounds, workers = row(outer, last=steps)
-    live = LiveRounds(rule, spec, mix=None, kept=True)
+    live = LiveRounds(rule, spec, mix=None, kept=True, recoded=True)
     for step, by in enumerate(moves(steps), start=1):
         for m, move in enumerate(by):
             workers[m].flat.sub_(move)
