@@ -200,15 +200,7 @@ def only_node(swarm: SwarmPaths) -> Iterator[None]:
 
 
 async def _exchange(swarm: SwarmPaths, verb: str, args: Answer) -> AsyncGenerator[Answer, None]:
-    try:
-        reader, writer = await asyncio.open_unix_connection(str(swarm.socket), limit=MAX_REPLY_BYTES)
-    except BlockingIOError as error:  # its queue is full: it has let nobody in for a hundred of them
-        raise ControlError(
-            f"the node of swarm {swarm.name} lets nobody in; if it was stopped with Ctrl-Z, `fg` in its terminal "
-            f"or `kill -CONT` with its process id lets it go on"
-        ) from error
-    except (FileNotFoundError, ConnectionError) as error:  # reset: it was killed while we knocked
-        raise NoNode(f"no node of swarm {swarm.name} runs here; start it with `farflung join {swarm.name}`") from error
+    reader, writer = await asyncio.open_unix_connection(sock=_knock(swarm), limit=MAX_REPLY_BYTES)
     try:
         await _send(writer, {"verb": verb, "args": args})
         while (line := await _read_line(reader, MAX_REPLY_BYTES, None)) is not None:
@@ -222,6 +214,26 @@ async def _exchange(swarm: SwarmPaths, verb: str, args: Answer) -> AsyncGenerato
         raise ControlError(f"the node of swarm {swarm.name} broke off") from error
     finally:
         writer.close()
+
+
+def _knock(swarm: SwarmPaths) -> socket.socket:
+    """Connected to its node. By hand, for event loops differ in what they make of a full queue, and of who dies meanwhile. Raises NoNode, ControlError."""
+    with ExitStack() as undo:
+        knocking = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        knocking.setblocking(False)
+        try:
+            knocking.connect(str(swarm.socket))
+        except BlockingIOError as error:  # it has let nobody in for a hundred of them
+            raise ControlError(
+                f"the node of swarm {swarm.name} lets nobody in; if it was stopped with Ctrl-Z, `fg` in its terminal "
+                f"or `kill -CONT` with its process id lets it go on"
+            ) from error
+        except (FileNotFoundError, ConnectionError) as error:
+            raise NoNode(
+                f"no node of swarm {swarm.name} runs here; start it with `farflung join {swarm.name}`"
+            ) from error
+        undo.pop_all()
+    return knocking
 
 
 async def _read_line(reader: asyncio.StreamReader, most: int, timeout_s: float | None) -> bytes | None:
@@ -269,12 +281,10 @@ def _bind(path: Path) -> socket.socket:
 
 def runs(swarm: SwarmPaths) -> bool:
     """Whether there is a node that would answer; a killed one leaves its socket behind."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as attempt:
-        attempt.setblocking(False)  # the queue of one that is stopped may be full
-        try:
-            attempt.connect(str(swarm.socket))
-        except BlockingIOError:
-            return True
-        except (FileNotFoundError, ConnectionError):
-            return False
+    try:
+        _knock(swarm).close()
+    except NoNode:
+        return False
+    except ControlError:  # it is stopped
+        return True
     return True
