@@ -20,6 +20,7 @@ from hivemind.p2p import P2PContext
 from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
 from hivemind.proto import dht_pb2
 
+from farflung.node.dht_answers import CheckedAnswers
 from farflung.node.dht_guard import (
     ID_BYTES,
     MAX_SUBKEYS,
@@ -103,7 +104,10 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
         """As hivemind's. Raises RemoteError, which the other side is told."""
-        self._charge(self._sender(context), REQUEST_S)
+        sender = self._sender(context)
+        self._charge(sender, REQUEST_S)
+        if len(request.peer.node_id) not in (0, ID_BYTES):
+            raise self._told(Malformed(f"a node whose id has {len(request.peer.node_id)} bytes", peer=sender))
         return await super().rpc_ping(request, context)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
@@ -201,18 +205,26 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
 
     # --- what others answer ---------------------------------------------------------------------------------------
 
+    def get_stub(self, peer: PeerID) -> CheckedAnswers:
+        # What packing adds to records is less than they have themselves.
+        return CheckedAnswers(super().get_stub(peer), self.bucket_size, 2 * MAX_ANSWER_BYTES)
+
     async def call_find(
         self, peer: PeerID, keys: Collection[DHTID]
     ) -> dict[DHTID, tuple[Any, dict[DHTID, PeerID]]] | None:
-        """As hivemind's; of the neighbours that are answered, no more than we would name, and nodes that can be."""
+        """As hivemind's; of the neighbours that are answered, the nodes that can be, but for ourselves: who names us to us makes hivemind fail when
+        it puts a record."""
         found = await super().call_find(peer, keys)
         if found is None:
             return None
         return {key: (value, self._possible(nearest)) for key, (value, nearest) in found.items()}
 
     def _possible(self, nearest: dict[DHTID, PeerID]) -> dict[DHTID, PeerID]:
-        first = list(nearest.items())[: self.bucket_size]
-        return {node_id: peer for node_id, peer in first if node_id == node_id_of(peer)}
+        return {
+            node_id: peer
+            for node_id, peer in nearest.items()
+            if node_id == node_id_of(peer) and node_id != self.node_id
+        }
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: GuardedDictionary) -> bool:
         """Leaves the bad records out. Whether any is left: an honest node may keep some that only we know to be bad."""
