@@ -90,11 +90,11 @@ class GuardedDictionary(DictionaryDHTValue):  # type: ignore[misc]  # hivemind i
             _maxsize, _latest, items = _PACKED.decode(raw)
         except msgspec.DecodeError as error:
             raise ValueError(f"damaged: {error}") from error
+        if not all(well_formed(*item) for item in items):
+            raise ValueError("an entry that is to be held too long")
         new = cls()
-        for key, value, expiration_time in items:
-            if not well_formed(key, value, expiration_time):
-                raise ValueError("an entry that is to be held too long")
-            new.store(key, value, expiration_time)
+        for item in items:
+            new.store(*item)
         return new
 
 

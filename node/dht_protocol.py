@@ -9,6 +9,7 @@ Imports hivemind (and so torch): import it only where a DHT node is made.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Coroutine
 from time import monotonic
 from typing import Any
@@ -29,7 +30,7 @@ from farflung.node.dht_guard import (
     GuardedDictionary,
     register,
 )
-from farflung.node.dht_rates import Rates
+from farflung.node.dht_rates import Over, Rates
 from farflung.node.dht_storage import GuardedStorage
 from farflung.node.identity import from_libp2p_bytes
 from farflung.node.network import PeerId
@@ -53,10 +54,14 @@ REQUEST_S = 0.0003
 """What one request costs, as seconds of the loop; it is read, and its sender gets into the routing table."""
 KEY_S = 0.0002
 """What each key in it costs: neighbours are searched."""
+ENTRY_S = 5e-6
+"""What it costs to read each record that is put, which is known when it is done: 13 bytes are one."""
 RECORD_S = 0.0003
 """What each record costs that is put: a signature is checked."""
 BYTE_S = 2e-8
 """What each byte costs of what is read, or answered."""
+TELL_OF_ALL_S = 600.0
+"""Between two times that one is told of requests refused because all together asked for too much."""
 BREATHE = 16
 """Records checked before others have a turn in the loop."""
 
@@ -83,6 +88,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
         self._records = records
         self._start = start
         self._rates = Rates(monotonic())
+        self._tell_of_all_at = -math.inf
         self._hand_overs = TokenBucket(HAND_OVERS_PER_S, HAND_OVERS_AT_ONCE, monotonic())
 
     @classmethod
@@ -147,10 +153,14 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
         if len(num) != 1:
             raise self._told(Malformed("records to be stored that are not all whole", peer=sender))
         self._charge(sender, REQUEST_S + request.ByteSize() * BYTE_S)
-        puts = [self._read(*put) for put in zip(request.subkeys, request.values, request.expiration_time, strict=True)]
-        num_records = sum(len(put) for put in puts)
-        if num_records > MAX_SUBKEYS:
-            raise self._told(LimitExceeded(f"{num_records} records to be stored at once", peer=sender))
+        puts: list[list[tuple[bytes, bytes, float]]] = []
+        num_records = 0
+        for one in zip(request.subkeys, request.values, request.expiration_time, strict=True):
+            puts.append(self._read(*one))
+            num_records += len(puts[-1])
+            self._rates.spend(sender, len(puts[-1]) * ENTRY_S, monotonic())
+            if num_records > MAX_SUBKEYS:
+                raise self._told(LimitExceeded(f"more than {MAX_SUBKEYS} records to be stored at once", peer=sender))
         self._charge(sender, num_records * RECORD_S)
         await self._meet(request.peer, context.remote_id)
         response = dht_pb2.StoreResponse(store_ok=[], peer=self.node_info)
@@ -193,10 +203,17 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
         return [DHTID.from_bytes(key) for key in keys]
 
     def _charge(self, sender: PeerId, seconds: float) -> None:
-        if not self._rates.takes(sender, seconds, monotonic()):
-            raise self._told(
-                LimitExceeded("more requests of records than one peer, or all, may have served", peer=sender)
-            )
+        """Raises LimitExceeded, with the peer when it is its own doing; that all together asked for too much is told of now and then."""
+        now = monotonic()
+        over = self._rates.take(sender, seconds, now)
+        if over is Over.ITS_OWN:
+            raise self._told(LimitExceeded("more requests of records than one peer may have served", peer=sender))
+        if over is Over.ALL:
+            error = LimitExceeded("more requests of records than all peers together may have served")
+            if now >= self._tell_of_all_at:
+                self._tell_of_all_at = now + TELL_OF_ALL_S
+                self._records.tell(f"{error.reason} at {now}".encode(), error)
+            raise error
 
     def _told(self, error: RemoteError) -> RemoteError:
         """To be raised; each reason is told of once for each peer."""

@@ -6,6 +6,7 @@ for some seconds.
 """
 
 from collections import OrderedDict
+from enum import Enum, auto
 
 from farflung.node.network import PeerId
 from farflung.node.pacing import TokenBucket
@@ -21,6 +22,14 @@ MAX_PEERS = 4096
 """Whose requests are remembered. Who was forgotten begins anew, which is no more than another key would get it."""
 
 
+class Over(Enum):
+    """Whose share is used up."""
+
+    ITS_OWN = auto()
+    ALL = auto()
+    """Others have had it, who may be anybody: whoever is refused for that need not have asked for much."""
+
+
 class Rates:
     """Seconds of the loop that are left to each peer. `now`: of one monotonic clock."""
 
@@ -29,19 +38,28 @@ class Rates:
         self._of: OrderedDict[PeerId, TokenBucket] = OrderedDict()
         """Who asked last at the end."""
 
-    def takes(self, peer: PeerId, seconds: float, now: float) -> bool:
-        """Whether a request of a peer may take so long; then that is counted."""
+    def take(self, peer: PeerId, seconds: float, now: float) -> Over | None:
+        """None when a request of a peer may take so long, which is counted; else what stands against it, and nothing is."""
+        own = self._bucket(peer, now)
+        if own.reserve(seconds, now) > 0.0:
+            own.refund(seconds, now)
+            return Over.ITS_OWN
+        if self._all.reserve(seconds, now) > 0.0:
+            self._all.refund(seconds, now)
+            own.refund(seconds, now)
+            return Over.ALL
+        return None
+
+    def spend(self, peer: PeerId, seconds: float, now: float) -> None:
+        """Count what a request has taken that could not be estimated: later ones wait for it."""
+        self._bucket(peer, now).reserve(seconds, now)
+        self._all.reserve(seconds, now)
+
+    def _bucket(self, peer: PeerId, now: float) -> TokenBucket:
         bucket = self._of.pop(peer, None)
         if bucket is None:
             if len(self._of) >= MAX_PEERS:
                 self._of.popitem(last=False)
             bucket = TokenBucket(SHARE_OF_ONE, BURST_OF_ONE_S, now)
         self._of[peer] = bucket
-        taken = []
-        for each in (bucket, self._all):
-            taken.append(each)
-            if each.reserve(seconds, now) > 0.0:
-                for taken_from in taken:
-                    taken_from.refund(seconds, now)
-                return False
-        return True
+        return bucket

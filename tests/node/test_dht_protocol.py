@@ -218,7 +218,41 @@ def test_one_peer_may_have_only_so_much_served_and_all_together_as_well(lab: Lab
         for number in range(100, 200):
             total += await served(key(number), 50)
         assert total == pytest.approx(dht_rates.BURST_OF_ALL_S / takes, abs=1)
-        assert [type(error) for error in lab.told[:2]] == [LimitExceeded] * 2
+        # Who asks for more than its own is named; of what all have asked for nobody is, and it is told of now and then.
+        assert [type(error) for error in lab.told] == [LimitExceeded] * 2
+        assert [error.peer for error in lab.told] == [PEER, None]
+        lab.now += lab.module.TELL_OF_ALL_S
+        for number in range(200, 300):
+            await served(key(number), 50)
+        assert [error.peer for error in lab.told] == [PEER, None, None]
+
+    run(body)
+
+
+def test_what_it_takes_to_read_many_small_records_counts_though_they_are_refused(lab: Lab) -> None:
+    """16,384 of them came in 262 kB, took ten times as long as they counted, and were read again as often as they came."""
+    from farflung.node import dht_rates
+    from farflung.node.dht_guard import MAX_SUBKEYS
+
+    async def body() -> None:
+        read: list[int] = []
+        loads = lab.protocol.serializer.loads
+
+        def noted(raw: bytes) -> Any:
+            value = loads(raw)
+            read.append(len(value))
+            return value
+
+        lab.protocol.serializer.loads = noted
+        many = dictionary(1, *map(key, range(MAX_SUBKEYS)))
+        request = [(id_of(number), lab.protocol.IS_DICTIONARY, many) for number in range(lab.module.MAX_KEYS)]
+        refused: list[str] = []
+        while len(refused) < 1000 and not any("than one peer" in reason for reason in refused):
+            with pytest.raises(LimitExceeded) as caught:
+                await lab.store(*request)
+            refused.append(caught.value.reason)
+        assert refused[0] == f"more than {MAX_SUBKEYS} records to be stored at once"
+        assert sum(read) <= dht_rates.BURST_OF_ONE_S / lab.module.ENTRY_S + 2 * MAX_SUBKEYS
 
     run(body)
 
