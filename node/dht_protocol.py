@@ -11,6 +11,7 @@ Imports hivemind (and so torch): import it only where a DHT node is made.
 import asyncio
 import math
 from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -39,8 +40,11 @@ from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteEr
 
 MAX_KEYS = 16
 """In one request. We ask for one at a time; hivemind, for as many as its `chunk_size` says: 16."""
-MAX_ANSWER_BYTES = 512 << 10
-"""Of records in one answer. Of a dictionary that is longer some are drawn; a thousand claims to a name are 0.3 MB. Above 4 MB p2pd sends nothing."""
+MAX_ANSWER_BYTES = 128 << 10
+"""Of records in one answer. Of a dictionary that is longer some are drawn: of a thousand peers' records a fifth or so, by each replica others, and others
+at the next look. A thousand answers of 512 kB a minute, as a swarm of a thousand asks for, were more than all may have served."""
+DRAWN_S = 1.0
+"""So long all who ask for what is under a key of our own swarm get the same part of it."""
 MAX_REPLACEMENTS = 20
 """Nodes that wait for a place in a full bucket of the routing table, as many as have one."""
 HAND_OVER_KEYS = 256
@@ -59,7 +63,9 @@ ENTRY_S = 5e-6
 RECORD_S = 0.0003
 """What each record costs that is put: a signature is checked."""
 BYTE_S = 2e-8
-"""What each byte costs of what is read, or answered."""
+"""What each byte costs of what is read, or drawn and packed for an answer."""
+SENT_BYTE_S = 2e-9
+"""What each byte costs of an answer that is packed already."""
 TELL_OF_ALL_S = 600.0
 """Between two times that one is told of requests refused because all together asked for too much."""
 BREATHE = 16
@@ -72,6 +78,16 @@ Start = Callable[[Coroutine[Any, Any, Any], str], object]
 def node_id_of(peer: PeerID) -> DHTID:
     """The place of a peer in the DHT."""
     return DHTID.generate(source=peer.to_bytes())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Drawn:
+    """Some of what is under a key, packed."""
+
+    packed: bytes
+    expires_at: float
+    until: float
+    """When others are drawn, by our clock."""
 
 
 class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
@@ -89,6 +105,8 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
         self._start = start
         self._rates = Rates(monotonic())
         self._tell_of_all_at = -math.inf
+        self._drawn: dict[DHTID, _Drawn | None] = {}
+        """For each key of our own swarm what those get who ask for it alone, where it is not all."""
         self._hand_overs = TokenBucket(HAND_OVERS_PER_S, HAND_OVERS_AT_ONCE, monotonic())
 
     @classmethod
@@ -100,6 +118,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
         """Keep what is under these keys of our own swarm, whatever comes under others. What is there already is checked again."""
         own = [DHTID.from_bytes(key) for key in keys]
         self.storage.keep(own)
+        self._drawn = dict.fromkeys(own)
         for key in own:
             found = self.storage.get(key)
             for subkey, (value, expires_at) in [] if found is None else list(found.value.items()):
@@ -122,26 +141,33 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
         keys = self._keys(request.keys, sender)
         if len(set(keys)) < len(keys):
             raise self._told(Malformed("a request for the same record twice", peer=sender))
-        room = MAX_ANSWER_BYTES
-        answered = min(room, sum(self.storage.size(key) for key in keys))
-        self._charge(sender, REQUEST_S + len(keys) * KEY_S + answered * BYTE_S)
+        now = monotonic()
+        drawn = self._drawn.get(keys[0]) if len(keys) == 1 else None
+        if drawn is None or now >= drawn.until:
+            drawn = None
+            answer_s = min(MAX_ANSWER_BYTES, sum(self.storage.size(key) for key in keys)) * BYTE_S
+        else:
+            answer_s = len(drawn.packed) * SENT_BYTE_S
+        self._charge(sender, REQUEST_S + len(keys) * KEY_S + answer_s)
         await self._meet(request.peer, context.remote_id)
         response = dht_pb2.FindResponse(results=[], peer=self.node_info)
         asking = DHTID.from_bytes(request.peer.node_id[:ID_BYTES])
+        room = MAX_ANSWER_BYTES
         for key in keys:
-            found = self.storage.some(key, room)
-            if found is None:
+            answer = drawn or self._draw(key, room)
+            if answer is None:
                 result = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
             else:
-                packed = self.serializer.dumps(found.value)
-                room = max(0, room - len(packed))
+                room = max(0, room - len(answer.packed))
                 result = dht_pb2.FindResult(
-                    type=dht_pb2.FOUND_DICTIONARY, value=packed, expiration_time=found.expiration_time
+                    type=dht_pb2.FOUND_DICTIONARY, value=answer.packed, expiration_time=answer.expires_at
                 )
             for node_id, peer in self.routing_table.get_nearest_neighbors(key, k=self.bucket_size, exclude=asking):
                 result.nearest_node_ids.append(node_id.to_bytes())
                 result.nearest_peer_ids.append(peer.to_bytes())
             response.results.append(result)
+            if key in self._drawn and len(keys) == 1 and self.storage.size(key) > MAX_ANSWER_BYTES:
+                self._drawn[key] = answer
         return response
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
@@ -174,6 +200,13 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
                 taken = self._store(key, tag, value, expires_at, sender) and taken
             response.store_ok.append(taken)
         return response
+
+    def _draw(self, key: DHTID, room: int) -> _Drawn | None:
+        found = self.storage.some(key, room)
+        if found is None:
+            return None
+        packed = self.serializer.dumps(found.value)
+        return _Drawn(packed=packed, expires_at=found.expiration_time, until=monotonic() + DRAWN_S)
 
     def _read(self, tag: bytes, value: bytes, expires_at: float) -> list[tuple[bytes, bytes, float]]:
         """The records that one is asked to store under a key: one, or a dictionary of them. Raises ValueError."""

@@ -5,6 +5,7 @@ DHT is slow and may be empty (a swarm's first node, a partition), so nothing her
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -47,16 +48,17 @@ PEER_LIFE_S = 600.0
 """Life of our own record: who is gone without a word is listed for ten minutes more."""
 
 ANNOUNCE_S = 120.0
-"""Between two announcements of ourselves: four may fail before the record expires."""
+"""Between two announcements of ourselves, at most: four may fail before the record expires. It is drawn, from four fifths of it, so that those who have started
+together ask the DHT apart."""
 
 KEEP_ALIVE_S = MAX_RECORD_LIFE_S / 4
 """Between two refreshes of manifest and claim."""
 
 FIRST_LOOKS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Pauses between the first looks for others: a young swarm's records appear one by one."""
+"""Pauses between the first looks for others, before they are drawn: a young swarm's records appear one by one."""
 
 LOOK_S = 60.0
-"""Between later looks; members learn of each other from commits much sooner."""
+"""Between later looks; members learn of each other from commits much sooner. All pauses are drawn, from half to one and a half of them."""
 
 MAX_NAMED = 64
 """Characters of somebody's subkey in an error: a key in hex."""
@@ -180,6 +182,7 @@ class Announcer:
         self._claim_file = claim_file
         self._describe = describe
         self._seq = first_seq(network.unix_time())
+        self._chance = random.Random(signer.peer_id)
         self._others_seq = 0
         """Of the newest record in our name that was not ours."""
 
@@ -193,7 +196,7 @@ class Announcer:
             if loop.time() >= keep_alive_at:
                 done = await self._keep_alive()
                 keep_alive_at = loop.time() + (KEEP_ALIVE_S if done else ANNOUNCE_S)
-            await asyncio.sleep(ANNOUNCE_S)
+            await asyncio.sleep(ANNOUNCE_S * self._chance.uniform(0.8, 1.0))
 
     async def claim_name(self) -> None:
         """For the founder, before the first announcement: make sure that the name is free.
@@ -298,6 +301,7 @@ class Finder:
         self._met = met
         self._refused = refused
         self._heard = heard
+        self._chance = random.Random(network.peer_id)
         self._apart: set[PeerId] = set()
         """Those of the last look with whom we have no protocol version in common."""
 
@@ -307,7 +311,7 @@ class Finder:
         while True:
             await self.look()
             self.save()
-            await asyncio.sleep(next(looks, LOOK_S))
+            await asyncio.sleep(next(looks, LOOK_S) * self._chance.uniform(0.5, 1.5))
 
     async def look(self) -> None:
         """One look-up; a DHT that does not answer is no error. Who speaks no version of ours is told of once, and left alone."""

@@ -178,12 +178,50 @@ def test_an_answer_has_an_end_however_much_is_kept(lab: Lab) -> None:
             for author in authors:
                 assert await lab.store(put(at, author, 6000), by=author) == [True]
         one = await lab.find(id_of(0))
-        # 0.7 MB lies there: a part of it comes, another one each time.
+        # 0.7 MB lies there: a part of it comes, and another one a second later.
         assert 0.9 * lab.module.MAX_ANSWER_BYTES < one.ByteSize() < lab.module.MAX_ANSWER_BYTES + 4096
+        lab.now += lab.module.DRAWN_S
         again = await lab.find(id_of(0))
         assert one.results[0].value != again.results[0].value
         three = await lab.find(*map(id_of, range(3)))
         assert len(three.results) == 3 and three.ByteSize() < lab.module.MAX_ANSWER_BYTES + 4096
+
+    run(body)
+
+
+def test_a_thousand_peers_that_look_for_each_other_are_served(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look in three was refused, and at a start of all of them three in four."""
+
+    async def body() -> None:
+        lab.protocol.keep([id_of(1)])
+        peers = [key(1000 + number) for number in range(1000)]
+        for peer in peers[:300]:
+            assert await lab.store(put(id_of(1), peer, 600), by=peer) == [True]
+            lab.now += 1.0
+        drawn: list[int] = []
+        some = lab.protocol.storage.some
+
+        def noted(at: int, room: int) -> Any:
+            drawn.append(at)
+            return some(at, room)
+
+        monkeypatch.setattr(lab.protocol.storage, "some", noted)
+        for peer in 2 * peers:  # within five seconds
+            answer = await lab.find(id_of(1), by=peer)
+            assert answer.results[0].value
+            lab.now += 0.0025
+        assert not lab.told and 5 <= len(drawn) <= 6
+
+    run(body)
+
+
+def test_what_was_just_put_is_found_where_it_is_no_part_that_is_answered(lab: Lab) -> None:
+    async def body() -> None:
+        lab.protocol.keep([id_of(1)])
+        for number in range(5, 10):
+            assert await lab.store(put(id_of(1), key(number))) == [True]
+            dictionary = lab.protocol.serializer.loads((await lab.find(id_of(1))).results[0].value)
+            assert key(number).hex() in dictionary
 
     run(body)
 

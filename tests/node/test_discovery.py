@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import pytest
 from farflung.node.dht import key_digest
 from farflung.node.discovery import (
     ANNOUNCE_S,
+    FIRST_LOOKS_S,
     Announcer,
     Finder,
     RecordChecks,
@@ -210,6 +212,47 @@ def test_a_record_of_an_earlier_run_whose_clock_was_ahead_is_no_second_node(tmp_
         assert await networks[2].put_record(placed.key, placed.subkey, placed.value, placed.expires_at)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(announcer(networks[2], SIGNERS[2], tmp_path / "1", SIGNERS[0]).run(), 3000.0)
+
+    in_network(body)
+
+
+def test_those_who_have_started_together_ask_the_dht_apart(tmp_path: Path) -> None:
+    swarm = founded(SIGNERS[0])[1].swarm
+
+    async def body(networks: list[Network]) -> None:
+        async def asked(number: int, work: Callable[[Network], Awaitable[None]]) -> list[float]:
+            network, times = networks[number], []
+            get, began = network.get_records, network.unix_time()
+
+            async def noted(key: str) -> Any:
+                times.append(network.unix_time() - began)
+                return await get(key)
+
+            network.get_records = noted  # type: ignore[method-assign]
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(work(network), 1000.0)
+            network.get_records = get  # type: ignore[method-assign]
+            return times
+
+        async def look(network: Network) -> None:
+            tell = {"met": lambda found: None, "refused": lambda error: None, "heard": lambda: ()}
+            await Finder(network, swarm, PeerBook(tmp_path / "book"), admits=lambda peer, token: True, **tell).run()
+
+        first, second, again = [await asked(number, look) for number in (1, 2, 1)]
+        planned = list(accumulate(FIRST_LOOKS_S))
+        assert first == pytest.approx(again)  # simulations are what their seed says
+        assert all(abs(ours - theirs) > 0.01 for ours, theirs in zip(first[1:7], second[1:7], strict=True))
+        assert all(0.5 * at <= looked <= 1.5 * at for at, looked in zip(planned, first[1:], strict=False))
+        assert 1000.0 / 80.0 < len(first) - len(planned) < 1000.0 / 45.0
+
+        async def announce(network: Network) -> None:
+            await announcer(network, SIGNERS[networks.index(network)], tmp_path / "claim", SIGNERS[0]).run()
+
+        first, second = [
+            [at for at, then in pairwise(await asked(number, announce)) if then - at > 1.0] for number in (1, 2)
+        ]
+        assert all(0.8 * ANNOUNCE_S <= then - at <= ANNOUNCE_S for at, then in pairwise(first))
+        assert all(abs(ours - theirs) > 0.01 for ours, theirs in zip(first[1:], second[1:], strict=False))
 
     in_network(body)
 
