@@ -120,7 +120,7 @@ class Records:
                 pass
 
     async def join_once(self) -> bool:
-        """Ask the next seeds; True when one answered. Those that answer are the first to be asked from then on."""
+        """Ask the next seeds; True when one answered that we can ask for others. Those that answer are the first to be asked from then on."""
         first = self._in_vain
         batch = self._seeds[first : first + SEEDS_AT_ONCE]
         async with asyncio.TaskGroup() as group:
@@ -136,14 +136,22 @@ class Records:
         return True
 
     async def _ping(self, peer: PeerId) -> bool:
+        """Whether it is a node that we can ask: one of another id than its key's has no place in our table."""
         from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+
+        from farflung.node.dht_protocol import node_id_of
 
         try:
             await self._connect(peer)
         except NetworkError as error:
             _log.info("a seed does not answer", peer=peer.hex()[:12], error=str(error))
             return False
-        return await self._node.protocol.call_ping(PeerID(libp2p_bytes(peer))) is not None
+        who = PeerID(libp2p_bytes(peer))
+        said = await self._node.protocol.call_ping(who)
+        if said != node_id_of(who):
+            _log.info("a seed is no node of the DHT", peer=peer.hex()[:12])
+            return False
+        return True
 
     async def _find_back(self) -> None:
         """Join again when nobody is left whom we could ask. hivemind forgets a node for one late answer; a machine under load that

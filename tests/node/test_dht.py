@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from farflung.node.dht import REJOIN_S, RETRY_S, SEEDS_AT_ONCE, Records
+from farflung.node.identity import from_libp2p_bytes
 from farflung.node.network import PeerId
 from farflung.protocol.errors import NetworkError
 from farflung.sims import clock
@@ -22,6 +23,8 @@ class Lab:
     def __init__(self, alive: set[PeerId]) -> None:
         self.alive = alive
         self.asked: list[tuple[float, PeerId]] = []
+        self.others: dict[PeerId, int | None] = {}
+        """What some say for an id that is not theirs: a node of another kind, or of nobody's DHT."""
         self.searches = 0
         self.node_id = 0
         self.protocol = self
@@ -35,8 +38,11 @@ class Lab:
             await asyncio.sleep(DIAL_S)
             raise NetworkError("nobody there")
 
-    async def call_ping(self, peer: Any) -> int:
-        return 1
+    async def call_ping(self, peer: Any) -> int | None:
+        """As hivemind's: an id, whatever it is."""
+        from farflung.node.dht_protocol import node_id_of
+
+        return self.others.get(from_libp2p_bytes(peer.to_bytes()), int(node_id_of(peer)))
 
     async def find_nearest_nodes(self, ids: list[int]) -> None:
         self.searches += 1
@@ -83,3 +89,16 @@ def test_all_are_asked_again_after_a_pause_when_none_answers() -> None:
     assert lab.batches() == [*IN_BATCHES, *IN_BATCHES[:2]]
     times = list(dict.fromkeys(at for at, _ in lab.asked))
     assert times[3] - times[0] == pytest.approx(3 * DIAL_S + RETRY_S)
+
+
+def test_who_cannot_be_asked_is_no_seed_that_answers() -> None:
+    """Sixteen nodes with ids of their own choice were taken for the DHT, and those after them never asked."""
+    lab = Lab(set(SEEDS))
+    lab.others = dict.fromkeys(SEEDS[:SEEDS_AT_ONCE], 1) | {SEEDS[0]: None}
+
+    async def main() -> None:
+        assert not await lab.records.join_once() and not lab.records.joined.is_set()
+        assert await lab.records.join_once() and lab.records.joined.is_set()
+
+    clock.run(main())
+    assert {peer for _, peer in lab.asked} == set(SEEDS[: 2 * SEEDS_AT_ONCE]) and lab.searches == 1
