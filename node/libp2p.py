@@ -54,28 +54,34 @@ BULK_ROOM = Room(of_one=BULK_OF_ONE, of_strangers=0, of_all=2048)
 class _Held:
     """The streams of one protocol that are open."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, admit: Callable[[PeerId], bool]) -> None:
         self._room = room
+        self._admit = admit
         self._of = Counter[PeerId]()
-        self._num_strange = 0
+        self._strangers = set[PeerId]()
+        """Of those who have streams, those who were not admitted when one came."""
 
-    def take(self, peer: PeerId, strange: bool) -> None:
+    def take(self, peer: PeerId) -> None:
         """One more. Raises NetworkError when there is no room for it."""
         if self._of[peer] >= self._room.of_one:
             raise NetworkError(f"it has {self._room.of_one} already")
-        if strange and self._num_strange >= self._room.of_strangers:
-            raise NetworkError("no room for one that is not admitted")
+        strange = not self._admit(peer)
+        if strange:
+            # Everybody comes as a stranger: a member is admitted by its first heartbeat, which comes over the stream.
+            self._strangers = {each for each in self._strangers if not self._admit(each)}
+            if sum(self._of[each] for each in self._strangers) >= self._room.of_strangers:
+                raise NetworkError("no room for one that is not admitted")
         if self._of.total() >= self._room.of_all:
             raise NetworkError("no room for anybody")
         self._of[peer] += 1
-        self._num_strange += strange
+        if strange:
+            self._strangers.add(peer)
 
-    def free(self, peer: PeerId, strange: bool) -> None:
-        """`strange`: as it was when it was taken."""
-        self._num_strange -= strange
+    def free(self, peer: PeerId) -> None:
         self._of[peer] -= 1
         if not self._of[peer]:
             del self._of[peer]
+            self._strangers.discard(peer)
 
 
 class Libp2p:
@@ -130,7 +136,7 @@ class Libp2p:
 
     async def serve(self, protocol: str, accepted: Accepted, room: Room, admit: Callable[[PeerId], bool]) -> None:
         """Have `accepted` called, in a task of ours, for each incoming stream of `protocol` for which there is room; `admit` says who is no stranger."""
-        held = _Held(room)
+        held = _Held(room, admit)
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
@@ -138,11 +144,10 @@ class Libp2p:
             except ValueError:
                 writer.close()  # a key of another kind is none of ours
                 return
-            strange = not admit(peer)
             try:
                 if self._closing:
                     raise NetworkError("the network is closed")
-                held.take(peer, strange)
+                held.take(peer)
             except NetworkError as error:
                 _log.info("no stream", protocol=protocol, peer=peer.hex()[:12], error=str(error))
                 writer.close()
@@ -150,7 +155,7 @@ class Libp2p:
             self._incoming.add(writer)
 
             def over(task: asyncio.Task[None] | None = None) -> None:
-                held.free(peer, strange)
+                held.free(peer)
                 self._incoming.discard(writer)
 
             task = self._scope.start(accepted(peer, reader, writer), protocol)
