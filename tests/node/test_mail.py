@@ -244,20 +244,25 @@ def test_accept_answers_the_end_by_closing() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"", frames.LENGTH.pack(100), frames.LENGTH.pack(limits.MAX_CONTROL_BYTES) + b"the beginning"]
+    ("said", "waited_s"),
+    [
+        (b"", mail.SILENT_S),
+        (frames.LENGTH.pack(100), mail.MESSAGE_S),
+        (frames.LENGTH.pack(limits.MAX_CONTROL_BYTES) + b"the beginning", mail.MESSAGE_S),
+    ],
 )
-def test_a_message_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+def test_a_message_that_does_not_end_is_waited_for_so_long(said: bytes, waited_s: float) -> None:
     """Each held a stream for ever, and up to a megabyte with it."""
-    monkeypatch.setattr(mail, "SILENT_S", 0.05)
-    monkeypatch.setattr(mail, "MESSAGE_S", 0.05)
 
-    async def body(box: Mail, wire: Wire) -> None:
-        theirs, ours = await asyncio.open_connection("127.0.0.1", wire.port)
-        reader, writer = await wire.accepted.get()
-        ours.write(frames.LENGTH.pack(2) + b"ok" + said)
+    async def main() -> None:
+        wire, now = Wire(), asyncio.get_running_loop().time
+        box = Mail(TaskScope(), wire.open, wire.links, wire.refused.append)
+        reader, writer = asyncio.StreamReader(), create_autospec(asyncio.StreamWriter, instance=True)
+        reader.feed_data(frames.LENGTH.pack(2) + b"ok" + said)
+        began = now()
         await box.accept(PEER, reader, writer)
         assert box.stats.received == 1 and not wire.refused
-        assert await theirs.read() == b""
-        ours.close()
+        assert now() - began == pytest.approx(waited_s)
+        writer.close.assert_called_once()
 
-    run(body)
+    clock.run(main())
