@@ -387,7 +387,7 @@ class NodeDaemon:
         return replace(config, tls_port=tls_port(port), up_bytes_per_s=up, down_bytes_per_s=down, distances=distances)
 
     def _admit(self, who: PeerId) -> bool:
-        """Who may open bulk streams to us."""
+        """Who may open bulk streams to us, and is no stranger where control streams have room."""
         return self._peer is not None and self._peer.admitted(who)
 
     def _refused(self, error: RemoteError) -> None:

@@ -4,7 +4,8 @@ hivemind answers whatever a request asks for: one of 132 kB, which named one key
 It believes a node's word for its place in the DHT: one peer fills the routing table with nodes that do not exist, and for each of them everything stored is looked
 through, for what it should have. Here a node's place is the hash of its key, so one peer is one node, where chance puts it.
 
-Nobody's answers are believed either: records that are wrong are left out of them, and of the neighbours that they name those that can be.
+Nobody's answers are believed either: `dht_answers.py` looks at them before they are read, records that are wrong are left out of them, and of the neighbours
+that they name those are taken that can be.
 Imports hivemind (and so torch): import it only where a DHT node is made.
 """
 
@@ -42,17 +43,18 @@ MAX_KEYS = 16
 """In one request. We ask for one at a time; hivemind, for as many as its `chunk_size` says: 16."""
 MAX_ANSWER_BYTES = 128 << 10
 """Of records in one answer. Of a dictionary that is longer some are drawn: of a thousand peers' records a fifth or so, by each replica others, and others
-at the next look. A thousand answers of 512 kB a minute, as a swarm of a thousand asks for, were more than all may have served."""
+at the next look. A swarm of a thousand asks for 33 answers a second: of 512 kB each they were more than all may have served."""
 DRAWN_S = 1.0
 """So long all who ask for what is under a key of our own swarm get the same part of it."""
 MAX_REPLACEMENTS = 20
 """Nodes that wait for a place in a full bucket of the routing table, as many as have one."""
 HAND_OVER_KEYS = 256
-"""Of what is kept looked through for a node that we have just met, those of our own swarm first. Who puts a record puts it again within minutes."""
+"""Of what is kept looked through for a node that we have just met, those of our own swarm first. Whoever puts a record puts it again: a peer its own
+within two minutes, its swarm's manifest and claim every quarter of an hour."""
 HAND_OVER_BYTES = 256 << 10
 HAND_OVERS_PER_S = 0.2
 HAND_OVERS_AT_ONCE = 8
-"""So many nodes may come at once. Who made its record puts it where it belongs within two minutes, handed over or not."""
+"""So many nodes may come at once. Who comes later gets what is put again from then on; till then other replicas have it."""
 
 REQUEST_S = 0.0003
 """What one request costs, as seconds of the loop; it is read, and its sender gets into the routing table."""
@@ -256,8 +258,8 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
     # --- what others answer ---------------------------------------------------------------------------------------
 
     def get_stub(self, peer: PeerID) -> CheckedAnswers:
-        # What packing adds to records is less than they have themselves.
-        return CheckedAnswers(super().get_stub(peer), self.bucket_size, 2 * MAX_ANSWER_BYTES)
+        # Packing adds 15 bytes to a record, which has more than four times as many with its signature.
+        return CheckedAnswers(super().get_stub(peer), self.bucket_size, MAX_ANSWER_BYTES * 5 // 4)
 
     async def call_find(
         self, peer: PeerID, keys: Collection[DHTID]

@@ -98,7 +98,7 @@ class EngineConfig:
 
 
 def everyone(peer: PeerId) -> bool:
-    """The default of `admit`: anybody may open bulk streams; the handlers decide by the stream's peer."""
+    """The default of `admit`: anybody may open bulk streams, which the handlers decide by the stream's peer, and nobody's control streams count as strangers'."""
     return True
 
 
@@ -157,9 +157,9 @@ class Engine:
         """Start a network. It is usable at once, also while seeds do not answer (`joined` says when one did).
 
         `check_record(key digest (dht.key_digest), subkey, value, expires_at)` raises RemoteError for records that our DHT
-        node shall neither store nor believe; `admit` says who may open bulk streams to us; `refused` is told of such
-        records, each once, and of bytes that are no frames of ours. The latter two may not raise. Raises NetworkError,
-        ConfigError.
+        node shall neither store nor believe; `admit` says who may open bulk streams to us, and for whose control streams
+        there is room beyond that for strangers (`libp2p.CONTROL_ROOM`); `refused` is told of such records, each once, and of
+        bytes that are no frames of ours. The latter two may not raise. Raises NetworkError, ConfigError.
         """
         config = EngineConfig() if config is None else config
         self = cls(identity, config, admit, refused)

@@ -474,7 +474,7 @@ def too_much(name: str) -> list[Any]:
         "a long id": [found(nearest_node_ids=[bytes(21)], nearest_peer_ids=[bytes(38)])],
         "many ids": [found(nearest_node_ids=[bytes(20)] * 21)],
         "many keys": [found(nearest_peer_ids=[bytes(38)] * 21)],
-        "many bytes": [found(value=bytes(2 * MAX_ANSWER_BYTES + 1))],
+        "many bytes": [found(value=bytes(MAX_ANSWER_BYTES * 5 // 4 + 1))],
         "for ever": [found(expiration_time=math.inf)],  # ends a search, whatever others have
     }
     return cases[name]
