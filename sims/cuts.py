@@ -5,7 +5,7 @@ count. What owners tell the proposer is noted as it arrives, and what it tells i
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +39,13 @@ class Cuts:
         self._reports[data] = sender, message
         _trim(self._reports)
 
-    def arrives(self, receiver: PeerId, data: bytes) -> None:
-        """A message does."""
+    def arrives(self, receiver: PeerId, data: bytes, has_cut: Callable[[PeerId, bytes], bool]) -> None:
+        """A message does, and is looked at next. `has_cut`: whether a proposer has cut the round of a plan: what comes later has come too late, be it in the same
+        instant, as where a process was busy."""
         if data in self._reports:
             sender, message = self._reports[data]
+            if has_cut(receiver, message.plan):
+                return
             told = self._told.setdefault((message.plan, receiver), {})
             # What an owner holds grows; an earlier word of it may come later.
             told[sender] = told.get(sender, frozenset()) | frozenset(message.peers)

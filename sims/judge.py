@@ -34,7 +34,7 @@ from farflung.protocol.envelope import Envelope
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
 from farflung.protocol.messages import Collected, Cut, Forward, Part, Plan, Promise, Voted
-from farflung.protocol.proposer import plan_id
+from farflung.protocol.proposer import Phase, plan_id
 from farflung.sims.audit import HONEST_REFUSALS
 from farflung.sims.chronicle import Chronicle
 from farflung.sims.cuts import Cuts
@@ -141,7 +141,12 @@ class Judge:
 
     def on_delivery(self, sender: PeerId, receiver: PeerId, data: bytes) -> None:
         """A message has come to its receiver, who has not looked at it yet."""
-        self._cuts.arrives(receiver, data)
+        self._cuts.arrives(receiver, data, self._has_cut)
+
+    def _has_cut(self, sender: PeerId, plan: bytes) -> bool:
+        peer = self.swarm.peers.get(self.swarm.numbers[sender])
+        proposer = None if peer is None else peer.member.consensus.proposer
+        return proposer is not None and proposer.plan_id == plan and proposer.phase is not Phase.SCATTER
 
     def _on_cut(self, sender: PeerId, message: Cut) -> None:
         peer = self.swarm.peers.get(self.swarm.numbers[sender])

@@ -172,7 +172,7 @@ def test_beside_a_running_node_a_gpu_is_left_to_it(tmp_path: Path, monkeypatch: 
     chosen: list[str] = []
     monkeypatch.setattr(kept_model, "choose_runtime", lambda device, dtype, *, compiled: chosen.append(device))
     with tempfile.TemporaryDirectory() as short:  # a socket's path must be
-        swarm = SimpleNamespace(socket=Path(short) / "control")
+        swarm = SimpleNamespace(socket=Path(short) / "control", name="alpha")
         kept_model.runtime_beside(swarm, "auto", "auto")  # type: ignore[arg-type]
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as node:
             node.bind(str(swarm.socket))

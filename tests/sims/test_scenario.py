@@ -177,7 +177,8 @@ def test_a_scenario_trains_by_a_method_as_a_founder_would_have_it(name: str) -> 
         return
     method = training_method(name or "default", LONG_RUN)
     assert (manifest.inner.optimizer, manifest.outer.momentum, manifest.fragments) == ("muon", 0.5, 3)
-    assert manifest.uplink_codec == manifest.downlink_codec == method.codec and manifest.delay_steps == "auto"
+    assert (manifest.uplink_codec, manifest.downlink_codec) == (method.codec, method.mean_codec)
+    assert manifest.delay_steps == "auto"
     assert manifest.inner.lr == parse_optimizer("muon").usual_lr(num_parameters(PRESETS["tiny"]))
 
 
