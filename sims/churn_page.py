@@ -71,7 +71,7 @@ def _lines(task: Task, found: Churn) -> list[str]:
         "",
         f"Made by `farflung bench churn --seeds {seeds} --page docs`; do not edit. Machine: {machine()}.",
         "",
-        f"Four real nodes under virtual time train {parameters:,} parameters by the method `default` (H = {DEFAULT.inner_steps} in {DEFAULT.fragments} fragments, `{DEFAULT.codec}`, Muon at {task.lr:g}, one rate after {task.warmup_steps} steps of all peers together, "
+        f"Four real nodes under virtual time train {parameters:,} parameters by the method `default` (H = {DEFAULT.inner_steps} in {DEFAULT.fragments} fragments, `{DEFAULT.codec}` for contributions and `{DEFAULT.mean_codec}` for means, Muon at {task.lr:g}, one rate after {task.warmup_steps} steps of all peers together, "
         f"from random weights); a step has {task.batch_tokens:,} tokens and takes {task.step_s:g} s at speed 1. Links of {', '.join(f'{rate:g}' for rate in LINKS_MBIT_S)} Mbit/s, {4 * LATENCY_MS:g} ms from a peer to another and back. "
         f"Each swarm has {task.duration_s:g} s; evaluating takes nodes no time.",
         "",
