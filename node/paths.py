@@ -200,9 +200,14 @@ def _save_name(swarm: SwarmPaths) -> None:
 
 def _socket_path(state: Path, hash_hex: str) -> Path:
     path = state / "run" / f"{hash_hex[:16]}.sock"
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+    if _fits(path):
         return path
     # The name depends on the whole path, so that two homes with the same swarm do not share a socket.
     short = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     user = os.getuid() if hasattr(os, "getuid") else os.getlogin()
-    return Path(tempfile.gettempdir()) / f"{APP}-{user}" / f"{short}.sock"
+    beside = [Path(folder) / f"{APP}-{user}" / f"{short}.sock" for folder in (tempfile.gettempdir(), "/tmp")]
+    return beside[0] if _fits(beside[0]) else beside[1]  # that of a job may be as deep as a home
+
+
+def _fits(path: Path) -> bool:
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES

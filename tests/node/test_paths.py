@@ -88,7 +88,10 @@ def test_a_name_is_there_as_long_as_it_is_written_again(tmp_path: Path, monkeypa
     assert paths.find_swarm("alpha").hash_hex == ONE
 
 
-def test_socket_paths_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("temporary", ["/tmp", "/tmp/" + "z" * 90], ids=["usual", "deep"])
+def test_socket_paths_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: str) -> None:
+    """Also where the temporary folder of a job is as deep as its homes."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: temporary)
     short = resolve_paths(Path("/h"), {}).swarm(ONE).socket
     assert short == Path("/h/state/run") / f"{ONE[:16]}.sock"
     long_homes = [tmp_path / ("x" * 120), tmp_path / ("y" * 120)]

@@ -367,7 +367,7 @@ def test_processes_end_with_whoever_started_them(
     with sim_local(file, tmp_path / "out") as run:
         ours = psutil.Process(run.pid)
         while len(nodes := nodes_of(ours)) < 3:
-            assert run.poll() is None, "it ended by itself"
+            assert run.poll() is None, f"it ended by itself: {run.communicate()}"
             time.sleep(0.05)
         everything = ours.children(recursive=True)
         run.send_signal(how)
