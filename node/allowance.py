@@ -25,9 +25,9 @@ class Allowance:
         size = max(size, LEAST_BYTES)
         of_author = self._authors.setdefault(author, TokenBucket(BYTES_PER_S, BURST_BYTES, now))
         of_receiver = self._receivers.setdefault(to, TokenBucket(BYTES_PER_S, BURST_BYTES, now))
-        both = (of_author, of_receiver)
-        if max(bucket.reserve(size, now) for bucket in both) == 0.0:
-            return True
-        for bucket in both:
-            bucket.refund(size, now)
-        return False
+        if not of_author.takes(size, now):
+            return False
+        if not of_receiver.takes(size, now):
+            of_author.refund(size, now)
+            return False
+        return True

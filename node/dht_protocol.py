@@ -300,9 +300,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
         if node_id != node_id_of(peer_id):
             return
         table = self.routing_table
-        if node_id not in table and self._hand_overs.reserve(1, monotonic()) > 0.0:
-            self._hand_overs.refund(1, monotonic())
-        elif node_id not in table:
+        if node_id not in table and self._hand_overs.takes(1, monotonic()):
             self._hand_over(node_id, peer_id)
         unheard = table.add_or_update_node(node_id, peer_id)
         bucket = table.buckets[table.get_bucket_index(node_id)]

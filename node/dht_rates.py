@@ -42,11 +42,9 @@ class Rates:
     def take(self, peer: PeerId, seconds: float, now: float) -> Over | None:
         """None when a request of a peer may take so long, which is counted; else what stands against it, and nothing is."""
         own = self._bucket(peer, now)
-        if own.reserve(seconds, now) > 0.0:
-            own.refund(seconds, now)
+        if not own.takes(seconds, now):
             return Over.ITS_OWN
-        if self._all.reserve(seconds, now) > 0.0:
-            self._all.refund(seconds, now)
+        if not self._all.takes(seconds, now):
             own.refund(seconds, now)
             return Over.ALL
         return None

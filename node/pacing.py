@@ -18,7 +18,7 @@ CHUNK_S = 0.05
 
 
 class TokenBucket:
-    """The arithmetic alone: bytes per second, burst in bytes, time in seconds from any clock."""
+    """The arithmetic alone: bytes per second, or of whatever there is so much a second, burst in the same, time in seconds from any clock."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         if not rate > 0 or not burst > 0:
@@ -29,10 +29,17 @@ class TokenBucket:
         self._then = now
 
     def reserve(self, size: float, now: float) -> float:
-        """Take `size` bytes and return the seconds to wait before sending them."""
+        """Take `size`, be it into debt, and return the seconds to wait before it is there."""
         self._refill(now)
         self._balance -= size
         return max(0.0, -self._balance / self.rate)
+
+    def takes(self, size: float, now: float) -> bool:
+        """Whether so much is there now; then it is taken."""
+        if self.reserve(size, now) == 0.0:
+            return True
+        self.refund(size, now)
+        return False
 
     def refund(self, size: float, now: float) -> None:
         """Give back a reservation that was not used."""

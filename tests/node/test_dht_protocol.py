@@ -1,114 +1,14 @@
-"""What a DHT node of ours answers to others' requests, and what it believes of their answers; nothing leaves the process."""
+"""What a DHT node of ours answers to others' requests, and whom it takes for a node."""
 
-import asyncio
-import math
-import time
-from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
+from tests.node.dht_lab import PEER, Lab, dictionary, id_of, key, put, run
 
-from farflung.node.identity import libp2p_bytes
-from farflung.node.scope import TaskScope
-from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError
+from farflung.protocol.errors import LimitExceeded, Malformed, Refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
-NODE, PEER = bytes(31) + b"\1", bytes(31) + b"\2"
-
-
-def key(number: int) -> bytes:
-    """Of a peer."""
-    return number.to_bytes(32, "big")
-
-
-def id_of(number: int) -> bytes:
-    """Of a record."""
-    return number.to_bytes(20, "big")
-
-
-class Lab:
-    """One node, whose tasks in the background are not run but listed, on a clock of its own."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from hivemind.dht.protocol import DHTProtocol
-        from hivemind.dht.routing import RoutingTable
-        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
-
-        from farflung.node import dht_guard, dht_protocol
-
-        dht_guard.register()
-        self.now = 0.0
-        monkeypatch.setattr(dht_protocol, "monotonic", lambda: self.now)
-        self.started: list[str] = []
-        self.told: list[RemoteError] = []
-        self.bad: set[str] = set()
-        """Subkeys of records that are refused."""
-        self.module = dht_protocol
-        plain = DHTProtocol(_initialized_with_create=True)
-        plain.node_id = dht_protocol.node_id_of(PeerID(libp2p_bytes(NODE)))
-        plain.bucket_size, plain.num_replicas, plain.wait_timeout = 20, 5, 3.0
-        plain.routing_table = RoutingTable(plain.node_id, 20, 5)
-        plain.rpc_semaphore = asyncio.Semaphore(10)
-        plain.client_mode, plain.authorizer = True, None
-        records = dht_guard.CheckedRecords(self._check, self.told.append)
-        plain.record_validator = records
-        self.protocol: Any = dht_protocol.GuardedProtocol(plain, records, self._start)
-        self._patch = monkeypatch
-
-    def _check(self, at: bytes, subkey: str, value: bytes, expires_at: float) -> None:
-        if subkey in self.bad:
-            raise Refused(f"bad {subkey}")
-
-    def _start(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        work.close()
-        self.started.append(name)
-
-    def peer(self, public_key: bytes) -> Any:
-        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
-
-        return PeerID(libp2p_bytes(public_key))
-
-    def by(self, public_key: bytes) -> Any:
-        return SimpleNamespace(remote_id=self.peer(public_key))
-
-    def others_answer(self, **calls: Callable[[Any], Any]) -> None:
-        """What whoever is asked answers to a request, by the name of the call."""
-        from hivemind.dht.protocol import DHTProtocol
-
-        async def answered(answer: Callable[[Any], Any], request: Any, timeout: float) -> Any:
-            return answer(request)
-
-        stub = SimpleNamespace(**{name: partial(answered, answer) for name, answer in calls.items()})
-        self._patch.setattr(DHTProtocol, "get_stub", lambda protocol, peer: stub)
-
-    async def find(self, *ids: bytes, by: bytes = PEER) -> Any:
-        from hivemind.proto import dht_pb2
-
-        return await self.protocol.rpc_find(dht_pb2.FindRequest(keys=ids), self.by(by))
-
-    async def store(
-        self, *puts: tuple[bytes, bytes, bytes], by: bytes = PEER, cached: bool = False, life_s: float = 60.0
-    ) -> list[bool]:
-        """`puts`: id, subkey and value, as they travel."""
-        from hivemind.proto import dht_pb2
-
-        request = dht_pb2.StoreRequest(
-            keys=[put[0] for put in puts],
-            subkeys=[put[1] for put in puts],
-            values=[put[2] for put in puts],
-            expiration_time=[time.time() + life_s] * len(puts),
-            in_cache=[cached] * len(puts),
-        )
-        return list((await self.protocol.rpc_store(request, self.by(by))).store_ok)
-
-    async def meet(self, public_key: bytes) -> None:
-        """A node that is where it should be."""
-        peer = self.peer(public_key)
-        await self.protocol.update_routing_table(self.module.node_id_of(peer), peer)
 
 
 @pytest.fixture
@@ -116,44 +16,12 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:
     return Lab(monkeypatch)
 
 
-def run(body: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await body()
-
-    asyncio.run(main())
-
-
-def put(at: bytes, of: bytes, size: int = 400) -> tuple[bytes, bytes, bytes]:
-    return at, msgspec.msgpack.encode(of.hex()), msgspec.msgpack.encode(bytes(size))
-
-
-def dictionary(size: int, *of: bytes) -> bytes:
-    """Of records, as it travels."""
-    from hivemind.utils.serializer import MSGPackSerializer
-
-    from farflung.node.dht_guard import GuardedDictionary
-
-    made = GuardedDictionary()
-    for each in of:
-        made.store(each.hex(), msgspec.msgpack.encode(bytes(size)), time.time() + 60.0)
-    return bytes(MSGPackSerializer.dumps(made))
-
-
-def test_a_request_for_one_record_many_times_is_refused_before_anything_is_done(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_for_one_record_many_times_is_refused_before_anything_is_done(lab: Lab) -> None:
     """6,000 times took 2.3 GB, and ten seconds in which the loop stood still."""
 
     async def body() -> None:
         assert await lab.store(put(id_of(1), PEER)) == [True]
-        looked: list[int] = []
-        some = lab.protocol.storage.some
-
-        def noted(at: int, room: int) -> Any:
-            looked.append(at)
-            return some(at, room)
-
-        monkeypatch.setattr(lab.protocol.storage, "some", noted)
+        looked = lab.looks()
         for ids, error in (
             ([id_of(1)] * 6000, LimitExceeded),
             (list(map(id_of, range(lab.module.MAX_KEYS + 1))), LimitExceeded),
@@ -189,7 +57,7 @@ def test_an_answer_has_an_end_however_much_is_kept(lab: Lab) -> None:
     run(body)
 
 
-def test_a_thousand_peers_that_look_for_each_other_are_served(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_peers_that_look_for_each_other_are_served(lab: Lab) -> None:
     """One look in three was refused, and at a start of all of them three in four."""
 
     async def body() -> None:
@@ -198,14 +66,7 @@ def test_a_thousand_peers_that_look_for_each_other_are_served(lab: Lab, monkeypa
         for peer in peers[:300]:
             assert await lab.store(put(id_of(1), peer, 600), by=peer) == [True]
             lab.now += 1.0
-        drawn: list[int] = []
-        some = lab.protocol.storage.some
-
-        def noted(at: int, room: int) -> Any:
-            drawn.append(at)
-            return some(at, room)
-
-        monkeypatch.setattr(lab.protocol.storage, "some", noted)
+        drawn = lab.looks()
         for peer in 2 * peers:  # within five seconds
             answer = await lab.find(id_of(1), by=peer)
             assert answer.results[0].value
@@ -425,158 +286,6 @@ def test_few_of_those_who_come_at_once_are_handed_something_and_that_has_an_end(
         looks = 0
         await lab.meet(key(9000))
         assert looks > 0
-
-    run(body)
-
-
-def found(**changed: Any) -> Any:
-    """An answer about one record, as it may be but for what is `changed`."""
-    from hivemind.proto import dht_pb2
-
-    good = {"type": dht_pb2.FOUND_DICTIONARY, "value": dictionary(10, key(5), key(6), key(7))}
-    return dht_pb2.FindResult(**good | {"expiration_time": time.time() + 60.0} | changed)
-
-
-def test_of_an_answer_the_good_records_and_the_nodes_that_can_be_are_taken(lab: Lab) -> None:
-    from hivemind.proto import dht_pb2
-
-    at = lab.module.DHTID.from_bytes(id_of(1))
-    real = [lab.peer(key(n)) for n in range(20)]
-    nodes = [lab.module.node_id_of(peer) for peer in real]
-    nodes[1] = nodes[2]  # a node that claims the place of another
-
-    async def body() -> None:
-        result = found(
-            nearest_node_ids=[node.to_bytes() for node in nodes], nearest_peer_ids=[peer.to_bytes() for peer in real]
-        )
-        lab.others_answer(rpc_find=lambda request: dht_pb2.FindResponse(results=[result]))
-        lab.bad = {key(6).hex()}
-        value, nearest = (await lab.protocol.call_find(lab.peer(PEER), [at]))[at]
-        assert {subkey for subkey, _ in value.value.items()} == {key(5).hex(), key(7).hex()}
-        assert [error.reason for error in lab.told] == [f"bad {key(6).hex()}"]
-        assert set(nearest.values()) == {peer for peer in real if peer not in (real[1], lab.peer(NODE))}
-        assert all(node == lab.module.node_id_of(peer) for node, peer in nearest.items())
-        lab.bad = {key(n).hex() for n in (5, 6, 7)}
-        assert (await lab.protocol.call_find(lab.peer(PEER), [at]))[at][0] is None
-
-    run(body)
-
-
-def too_much(name: str) -> list[Any]:
-    """Answers about a record that cannot be."""
-    from farflung.node.dht_answers import MAX_PEER_ID_BYTES
-    from farflung.node.dht_protocol import MAX_ANSWER_BYTES
-
-    cases: dict[str, list[Any]] = {
-        "none": [],
-        "two for one": [found(), found()],
-        "a long key": [found(nearest_node_ids=[bytes(20)], nearest_peer_ids=[bytes(MAX_PEER_ID_BYTES + 1)])],
-        "a long id": [found(nearest_node_ids=[bytes(21)], nearest_peer_ids=[bytes(38)])],
-        "many ids": [found(nearest_node_ids=[bytes(20)] * 21)],
-        "many keys": [found(nearest_peer_ids=[bytes(38)] * 21)],
-        "many bytes": [found(value=bytes(MAX_ANSWER_BYTES * 5 // 4 + 1))],
-        "for ever": [found(expiration_time=math.inf)],  # ends a search, whatever others have
-    }
-    return cases[name]
-
-
-@pytest.mark.parametrize(
-    "name", ["none", "two for one", "a long key", "a long id", "many ids", "many keys", "many bytes", "for ever"]
-)
-def test_an_answer_that_cannot_be_is_none_and_is_not_read(lab: Lab, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """To read one peer id of 80 kB took seven seconds."""
-    from hivemind.dht import protocol as hiveminds
-    from hivemind.proto import dht_pb2
-
-    at = lab.module.DHTID.from_bytes(id_of(1))
-    answer = dht_pb2.FindResponse(results=too_much(name))
-    read: list[bytes] = []
-    lab.others_answer(rpc_find=lambda request: answer)
-    monkeypatch.setattr(hiveminds, "PeerID", read.append)
-    monkeypatch.setattr(lab.protocol.serializer, "loads", read.append)
-
-    async def body() -> None:
-        await lab.meet(key(7))
-        assert await lab.protocol.call_find(lab.peer(key(7)), [at]) is None
-        await asyncio.sleep(0)
-        assert not read and not lab.protocol.routing_table.uid_to_peer_id
-
-    run(body)
-
-
-def test_a_record_is_put_though_a_node_names_us_to_us(lab: Lab) -> None:
-    """hivemind asserts that nobody does: whoever did so ended the node that put its record."""
-    from hivemind.dht.node import Blacklist, DHTNode
-    from hivemind.proto import dht_pb2
-
-    node = DHTNode(_initialized_with_create=True)
-    node.protocol, node.node_id, node.peer_id = lab.protocol, lab.protocol.node_id, lab.peer(NODE)
-    node.num_replicas, node.num_workers, node.cache_on_store = 5, 4, False
-    node.blacklist = Blacklist(5.0, 2.0)
-    us = found(nearest_node_ids=[node.node_id.to_bytes()], nearest_peer_ids=[node.peer_id.to_bytes()])
-    lab.others_answer(
-        rpc_find=lambda request: dht_pb2.FindResponse(results=[us]),
-        rpc_store=lambda request: dht_pb2.StoreResponse(store_ok=[True]),
-    )
-
-    async def body() -> None:
-        await lab.meet(PEER)
-        assert await node.store("key", b"value", time.time() + 60.0, subkey="subkey")
-        assert lab.protocol.storage.num_entries == 1
-
-    run(body)
-
-
-@pytest.mark.parametrize("size", [1, 19, 21, 4000])
-def test_whatever_is_answered_the_tasks_of_the_node_go_on(lab: Lab, size: int) -> None:
-    """An id of 21 bytes in an answer to a ping ended a node."""
-    from hivemind.proto import dht_pb2
-
-    who = dht_pb2.NodeInfo(node_id=b"\xff" * size)
-    lab.others_answer(
-        rpc_ping=lambda request: dht_pb2.PingResponse(peer=who),
-        rpc_store=lambda request: dht_pb2.StoreResponse(peer=who, store_ok=[True] * len(request.keys)),
-        rpc_find=lambda request: dht_pb2.FindResponse(peer=who, results=[found()]),
-    )
-
-    async def body() -> None:
-        scope = TaskScope()
-        await scope.open()
-        started: list[asyncio.Task[None]] = []
-
-        def start(work: Coroutine[Any, Any, None], name: str) -> None:
-            lab.started.append(name)
-            if (task := scope.start(work, name)) is not None:
-                started.append(task)
-
-        lab.protocol._start = start
-        assert await lab.store(put(id_of(1), PEER)) == [True]
-        number = 1000
-        while lab.started.count("ping of a DHT node") < 3:
-            await lab.meet(key(number))
-            number += 1
-        assert await lab.protocol.call_find(lab.peer(PEER), [lab.module.DHTID.from_bytes(id_of(1))]) is None
-        await asyncio.wait(started)
-        assert "records to a DHT node" in lab.started
-        assert not scope.failed and all(task.result() is None for task in started)
-        await scope.close()
-
-    run(body)
-
-
-def test_who_does_not_answer_a_ping_as_it_should_is_not_there(lab: Lab) -> None:
-    from hivemind.proto import dht_pb2
-
-    answer = dht_pb2.PingResponse(peer=dht_pb2.NodeInfo(node_id=b"\xff" * 21))
-    lab.others_answer(rpc_ping=lambda request: answer)
-
-    async def body() -> None:
-        await lab.meet(PEER)
-        assert await lab.protocol.call_ping(lab.peer(PEER)) is None
-        await asyncio.sleep(0)
-        assert not lab.protocol.routing_table.uid_to_peer_id
-        answer.peer.node_id = lab.module.node_id_of(lab.peer(PEER)).to_bytes()
-        assert await lab.protocol.call_ping(lab.peer(PEER)) == lab.module.node_id_of(lab.peer(PEER))
 
     run(body)
 

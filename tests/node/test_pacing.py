@@ -88,3 +88,10 @@ def test_cancelled_waits_are_given_back() -> None:
 def test_bad_rates(rate: float) -> None:
     with pytest.raises(ValueError):
         Pacer(rate)
+
+
+def test_what_is_not_there_now_is_not_taken() -> None:
+    bucket = TokenBucket(10.0, 20.0, 0.0)
+    assert bucket.takes(15.0, 0.0) and not bucket.takes(15.0, 0.0)
+    assert bucket.takes(5.0, 0.0), "what was refused has cost nothing"
+    assert not bucket.takes(15.0, 1.4) and bucket.takes(15.0, 1.5)
