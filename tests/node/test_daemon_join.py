@@ -79,6 +79,53 @@ def join(home: Path, name: str, address: str) -> None:
     daemon.run_join(JoinOptions(swarm=name, peers=(address,), home=home, local=True, live=False, device="cpu"))
 
 
+def test_what_a_stranger_sends_is_refused_shown_and_changes_nothing(seed: Seed) -> None:
+    # The first test: nodes of other swarms greet the seed in the others, and of all who are refused only so many are told in a minute.
+    stranger = Identity.generate()
+    signer = IdentitySigner(stranger)
+
+    async def cut(engine: Engine, protocol: str, data: bytes) -> None:
+        """Write, if anything, and wait until the other side closes the stream."""
+        reader, writer = await engine._libp2p.open(seed.peer, protocol)
+        if data:
+            writer.write(data)
+        assert await reader.read() == b""
+        writer.close()
+
+    async def main() -> None:
+        engine = await Engine.create(stranger, EngineConfig.loopback(initial_peers=(seed.address,)))
+        try:
+            async with asyncio.timeout(60):
+                await cut(engine, frames.CONTROL_PROTOCOL, frames.LENGTH.pack(MAX_CONTROL_BYTES + 1))
+                await cut(engine, frames.BULK_PROTOCOL, b"")  # whatever it is about: there is no room for strangers
+                now = engine.unix_time()
+                probe = Probe(seed.peer)
+                what = (messages.tag(probe), first_seq(now), now + 60.0, messages.encode(probe))
+                engine.send(seed.peer, seal(signer, bytes(32), *what))
+                engine.send(seed.peer, of_another_version(signer, seal(signer, seed.swarm, *what)))
+                engine.send(seed.peer, seal(signer, seed.swarm, *what))  # which only a stranger may not
+        finally:
+            await engine.close()
+
+    def refusals() -> list[dict[str, Any]]:
+        return [event for event in seed.node.events("refused") if event["of"] == stranger.public_key.hex()]
+
+    seed.node.until(lambda: seed.node.events("node.state")[-1]["reason"].startswith("1 of at least 2 contributors"))
+    seed.node.until(lambda: seed.status()["step"] == seed.steps)  # it trained on for the round's delay
+    before = seed.status()
+    asyncio.run(main())
+    wanted = ["LimitExceeded", "WrongSwarm", "WrongVersion", "Refused"]
+    seed.node.until(lambda: len(refusals()) >= len(wanted))
+    refused = refusals()
+    assert [event["error"] for event in refused] == wanted
+    assert refused[0]["reason"] == f"a control message of {MAX_CONTROL_BYTES + 1} bytes"
+    after = seed.status()
+    moving = {"time", "refused", "last_refused", "sent_bytes", "received_bytes"}
+    assert {key: after[key] for key in after.keys() - moving} == {key: before[key] for key in before.keys() - moving}
+    assert after["refused"] == before["refused"] + len(wanted)
+    assert after["last_refused"] == f"{refused[-1]['reason']} ({stranger.public_key.hex()[:12]})"
+
+
 def test_a_swarm_is_founded_and_joined_by_its_name_alone(
     seed: Seed, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,49 +175,3 @@ def test_a_manifest_of_another_version_ends_a_join_at_once(seed: Seed, tmp_path:
         ConfigError, match=f"of founder {founder.peer_id.hex()[:12]}: speaks protocol versions .{LATER}."
     ):
         join(tmp_path, encode_invitation(invitation), seed.address)
-
-
-def test_what_a_stranger_sends_is_refused_shown_and_changes_nothing(seed: Seed) -> None:
-    stranger = Identity.generate()
-    signer = IdentitySigner(stranger)
-
-    async def cut(engine: Engine, protocol: str, data: bytes) -> None:
-        """Write, if anything, and wait until the other side closes the stream."""
-        reader, writer = await engine._libp2p.open(seed.peer, protocol)
-        if data:
-            writer.write(data)
-        assert await reader.read() == b""
-        writer.close()
-
-    async def main() -> None:
-        engine = await Engine.create(stranger, EngineConfig.loopback(initial_peers=(seed.address,)))
-        try:
-            async with asyncio.timeout(60):
-                await cut(engine, frames.CONTROL_PROTOCOL, frames.LENGTH.pack(MAX_CONTROL_BYTES + 1))
-                await cut(engine, frames.BULK_PROTOCOL, b"")  # whatever it is about: there is no room for strangers
-                now = engine.unix_time()
-                probe = Probe(seed.peer)
-                what = (messages.tag(probe), first_seq(now), now + 60.0, messages.encode(probe))
-                engine.send(seed.peer, seal(signer, bytes(32), *what))
-                engine.send(seed.peer, of_another_version(signer, seal(signer, seed.swarm, *what)))
-                engine.send(seed.peer, seal(signer, seed.swarm, *what))  # which only a stranger may not
-        finally:
-            await engine.close()
-
-    def refusals() -> list[dict[str, Any]]:
-        return [event for event in seed.node.events("refused") if event["of"] == stranger.public_key.hex()]
-
-    seed.node.until(lambda: seed.node.events("node.state")[-1]["reason"].startswith("1 of at least 2 contributors"))
-    seed.node.until(lambda: seed.status()["step"] == seed.steps)  # it trained on for the round's delay
-    before = seed.status()
-    asyncio.run(main())
-    wanted = ["LimitExceeded", "WrongSwarm", "WrongVersion", "Refused"]
-    seed.node.until(lambda: len(refusals()) >= len(wanted))
-    refused = refusals()
-    assert [event["error"] for event in refused] == wanted
-    assert refused[0]["reason"] == f"a control message of {MAX_CONTROL_BYTES + 1} bytes"
-    after = seed.status()
-    moving = {"time", "refused", "last_refused", "sent_bytes", "received_bytes"}
-    assert {key: after[key] for key in after.keys() - moving} == {key: before[key] for key in before.keys() - moving}
-    assert after["refused"] == before["refused"] + len(wanted)
-    assert after["last_refused"] == f"{refused[-1]['reason']} ({stranger.public_key.hex()[:12]})"
