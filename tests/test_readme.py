@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from tests.thorough import mostly
 
+from farflung.training.methods import DEFAULT, LONG_DEFAULT, LONG_RUN
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
@@ -113,6 +115,12 @@ def test_the_first_screen_is_picture_figures_three_commands_and_the_tree() -> No
     first = [line for line in README.splitlines() if line.startswith(("![", "|---", "```", "## "))][:6]
     assert [line[:2] for line in first] == ["![", "|-", "``", "``", "##", "|-"] and first[4] == "## The tree"
     assert IN_BLOCKS[:3] == ["pip install .", "farflung demo", "farflung join farflung1..."]
+
+
+def test_bits_of_contributions_are_those_of_the_default_method() -> None:
+    said = re.search(r"in one and a\nhalf bits a parameter \((\S+) in runs of (\S+) steps or more\)", README)
+    assert said is not None and said[2] == f"{LONG_RUN:,}"
+    assert (DEFAULT.codec, LONG_DEFAULT.codec) == ("deadzone(bits=1.5)", f"deadzone(bits={said[1]})")
 
 
 def test_every_command_has_a_test() -> None:
