@@ -21,6 +21,7 @@ from farflung.node.model_cli import model_app
 from farflung.node.parting_cli import parting_app
 from farflung.protocol.errors import FarflungError
 from farflung.training.errors import TrainingError
+from farflung.training.methods import DEFAULT, LONG_DEFAULT, LONG_RUN
 
 
 class ErrorsAsLines(TyperGroup):
@@ -109,21 +110,24 @@ def create(
         str | None,
         typer.Option(
             metavar="STEPS|auto",
-            help="H: inner steps between two rounds of a fragment; `auto`: as few as links allow. Default: 100, with --stages 15.",
+            help="H: inner steps between two rounds of a fragment; `auto`: as few as links allow. Default: the method's "
+            f"(of `default` {DEFAULT.inner_steps}, from {LONG_RUN:,} steps on {LONG_DEFAULT.inner_steps}; of `none` 100), with --stages 15.",
         ),
     ] = None,
     fragments: Annotated[
         str | None,
         typer.Option(
             metavar="PARTS|auto",
-            help="P: parts of the model that are synchronised in turn; with --inner-steps auto, `auto`: as many as hardly make H longer. Default: 1.",
+            help="P: parts of the model that are synchronised in turn; with --inner-steps auto, `auto`: as many as hardly make H longer. "
+            f"Default: the method's ({DEFAULT.fragments}, or what divides H; with --inner-steps auto: auto; of `none` 1).",
         ),
     ] = None,
     delay_steps: Annotated[
         str | None,
         typer.Option(
             metavar="STEPS|auto",
-            help="Inner steps that peers may train while a round is under way; `auto`: until the next is due. Default: 0, with --inner-steps auto: auto.",
+            help="Inner steps that peers may train while a round is under way; `auto`: until the next is due. "
+            "Default: auto; with --method none only where --inner-steps is auto, else 0.",
         ),
     ] = None,
     batch_tokens: Annotated[
@@ -157,12 +161,18 @@ def create(
     min_contributors: Annotated[
         int | None, typer.Option(help="Peers that must contribute for a round to count.")
     ] = None,
-    codec: Annotated[str | None, typer.Option(help="How contributions are packed, as `int8(block=128)`.")] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            help="How contributions and means are packed. Default: the method's, of `none` `int8(block=128)`."
+        ),
+    ] = None,
     feedback: Annotated[
         bool | None,
         typer.Option(
             "--feedback/--no-feedback",
-            help="Keep what the codec leaves out, and send it in later rounds. Default: with codecs below 3 bits.",
+            help="Remember what the codec leaves out, and send it in later rounds. Default: the method's, which keeps it in the "
+            "sender's parameters; of `none`: with codecs below 3 bits.",
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of parameters and of the order of samples.")] = None,

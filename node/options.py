@@ -63,7 +63,7 @@ class CreateOptions:
     codec: str | None = None
     """How contributions and means are packed, as `int8(block=128)`."""
     feedback: bool | None = None
-    """Whether what a codec leaves out is kept and sent later; None: with codecs that leave out much."""
+    """Whether what a codec leaves out is remembered and sent later; None: as the method has it, of `none` with codecs that leave out much."""
     open: bool = False
     """Anybody who finds the name may join; otherwise an invitation is needed."""
     seed: int | None = None

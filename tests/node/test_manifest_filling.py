@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 from tests.node.founded import found
+from typer.main import get_command
 
 from farflung.compression.policy import parse_policy
 from farflung.node import daemon
+from farflung.node.cli import app
+from farflung.node.founding import FEEDBACK_BITS
 from farflung.node.options import CreateOptions
 from farflung.node.recipe import read_recipe
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.lap import Laps
-from farflung.protocol.manifest import open_manifest
+from farflung.protocol.manifest import Manifest, open_manifest
 from farflung.protocol.manifest_sections import OuterSpec
 from farflung.training.methods import LONG_RUN, METHOD_NAMES, training_method
 
@@ -80,6 +83,30 @@ def test_a_method_sends_less_in_a_long_run(name: str, inner_steps: int, tmp_path
     manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
     assert manifest.inner_steps == inner_steps and manifest.fragments == 3
     assert manifest.uplink_codec == training_method(name, LONG_RUN).codec != training_method(name, LONG_RUN - 1).codec
+
+
+def test_help_says_what_is_filled_in(tmp_path: Path, corpus: Path) -> None:
+    def filled(name: str, steps: int = 300, **flags: Any) -> Manifest:
+        options = CreateOptions(name=name, data=str(corpus), steps=steps, home=tmp_path, open=True, **flags)
+        return open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+
+    said = {param.name: param.help for param in get_command(app).commands["create"].params if hasattr(param, "help")}
+    short, long, staged = filled("short"), filled("long", LONG_RUN), filled("staged", stages=2)
+    auto = filled("auto", inner_steps="auto")
+    plain, plain_auto = filled("plain", method="none"), filled("plain-auto", method="none", inner_steps="auto")
+    laps = f"of `default` {short.inner_steps}, from {LONG_RUN:,} steps on {long.inner_steps}; of `none` {plain.inner_steps}"
+    assert f"Default: the method's ({laps}), with --stages {staged.inner_steps}." in said["inner_steps"]
+    parts = (
+        f"{short.fragments}, or what divides H; with --inner-steps auto: {auto.fragments}; of `none` {plain.fragments}"
+    )
+    assert f"Default: the method's ({parts})." in said["fragments"] and plain_auto.fragments == 1
+    delays = f"only where --inner-steps is {plain_auto.delay_steps}, else {plain.delay_steps}"
+    assert f"Default: {short.delay_steps}; with --method none {delays}." in said["delay_steps"]
+    assert f"of `none` `{plain.uplink_codec}`" in said["codec"] and short.uplink_codec != plain.uplink_codec
+    assert short.feedback.uplink == "kept" and "keeps it in the sender's parameters" in said["feedback"]
+    assert (
+        plain.feedback.uplink == "none" and f"of `none`: with codecs below {FEEDBACK_BITS:g} bits" in said["feedback"]
+    )
 
 
 def test_a_method_leaves_the_layers_of_stages_in_their_order(tmp_path: Path, corpus: Path) -> None:
