@@ -55,6 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     protocol_versions: tuple[int, ...] = SUPPORTED_VERSIONS
     """Versions a member may speak, ascending."""
     name: str
+    """What people call it."""
     founder: bytes
     """The founder's public key, 32 bytes."""
     created: int

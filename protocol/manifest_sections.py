@@ -38,6 +38,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     dim: int
     """Width of the residual stream."""
     num_layers: int
+    """Blocks of attention and feed-forward layer."""
     num_heads: int
     """Query heads; `dim / num_heads` must be a whole, even number for RoPE."""
     num_kv_heads: int
@@ -47,7 +48,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     seq_len: int
     """Tokens of one training sample."""
     rope_theta: float = 10_000.0
+    """Base of RoPE's angles: the larger, the slower the slowest turns with the position."""
     norm_eps: float = 1e-5
+    """Added to the mean square under RMSNorm's root."""
     tie_embeddings: bool = True
     """Head and embedding share one matrix."""
     qk_norm: bool = False
@@ -127,7 +130,9 @@ class InnerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lr: float = 1e-3
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decays of the means of gradients and of their squares; also of what Muon leaves to AdamW."""
     weight_decay: float = 0.1
+    """Share of each matrix that a step takes off, times the learning rate; norms have none."""
     grad_clip: float = 1.0
     """Largest gradient norm."""
     z_loss: float = 0.0
