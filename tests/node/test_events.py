@@ -168,6 +168,14 @@ def test_every_event_is_in_the_docs() -> None:
     assert emitted <= told
 
 
+def test_every_span_is_in_the_docs() -> None:
+    root = Path(__file__).parents[2]
+    sources = "".join(file.read_text() for file in (root / "node").glob("*.py"))
+    (row,) = [line for line in (root / "docs" / "events.md").read_text().splitlines() if line.startswith("| `span` ")]
+    spans = set(re.findall(r'\.span\("(\w+)"', sources))
+    assert {"decode", "fetch"} <= spans <= set(re.findall(r"`(\w+)`", row))
+
+
 def test_counters_count_on_over_moves_and_from_nothing_in_a_new_process() -> None:
     def started(pid: int) -> dict[str, Any]:
         return {"time": 0.0, "event": "node.start", "pid": pid}
