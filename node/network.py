@@ -1,6 +1,6 @@
 """The engine, as the node sees it: messages, byte streams and records between peers that are named by public key.
 
-Three implementations: the real one (hivemind's DHT and libp2p streams, TLS for bulk), the in-memory one of
+Two implementations: the real one (hivemind's DHT and libp2p streams, TLS for bulk), the in-memory one of
 `farflung.sims` under a virtual clock, and nothing else. Guarantees, in words:
 
 - `send` is best effort: a message arrives whole or not at all, possibly late, twice or out of order. It never waits for

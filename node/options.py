@@ -154,7 +154,7 @@ class JoinOptions:
     down_mbps: float | None = None
     """Most megabits per second this node may receive in bulk."""
     port: int | None = None
-    """Port to listen on, TLS on the one above; 0 lets the system choose. None: the one chosen when this machine founded the swarm, else any."""
+    """Port to listen on, TLS on the one above; 0 lets the system choose. None: that of the last time, or of the founding, else a free one."""
     local: bool = False
     """Listen on 127.0.0.1 only, and ask no router for anything."""
     data: str | None = None

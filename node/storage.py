@@ -2,7 +2,7 @@
 
     vote, vote-GROUP    what was promised and voted for at the open height of each group that this node has been in; written before the vote leaves
     history.msgpack     certified commits, appended one by one; of 1024 only the newest half is kept, which is all that is ever loaded
-    means/PLAN          encoded means of a round committed since the last checkpoint (`mean_files`)
+    means/PLAN          encoded means of a round (`mean_files`): of undecided ones, of the last eight committed, and of all since the last checkpoint
     chunks/             outer state of a late join that is not complete yet
     learner-a, -b       the replica and the residuals of error feedback (safetensors), and their place: which height they are at, which
                         samples the replica's progress has used

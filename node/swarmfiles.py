@@ -2,7 +2,8 @@
 
 manifest         the signed manifest, as received
 invite           the invitation's secret in hex, mode 0600; whoever has it can invite further
-port             where the founder's node listens unless told otherwise, for the invitation made at the founding names it
+port             where this machine's node listens unless told otherwise: as the last time, and a founder's as the invitation says that was made at the founding
+local            empty, of a swarm that was founded with `--local`: its node listens to this machine only
 tokenizer.json   the swarm's tokenizer file, when it has one
 data             spec of the data on this machine, when it lies elsewhere than the manifest says
 claim            the founder's claim to the name, as it stands in the DHT

@@ -2,8 +2,8 @@
 
 The manifest holds the public half of one invitation key; the secret half travels in invitations. A token is
 that key's signature over swarm and peer, so it can be published in peer records: it admits nobody else, and
-nowhere else. Whoever holds the secret can invite further; a secret cannot be withdrawn, only a member
-removed.
+nowhere else. Whoever holds the secret can invite further; a secret cannot be withdrawn, nor a member that
+lives be removed.
 """
 
 from farflung.protocol.errors import BadSignature, Refused

@@ -204,7 +204,7 @@ def bench_calibrate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What things cost a node on this machine, measured from real ones, for simulations: three minutes."""
+    """What things cost a node on this machine, measured from real ones, for simulations: five minutes."""
     from farflung.sims.bench_calibrate import run_calibrate
 
     run_calibrate(as_json=as_json, out=out)
