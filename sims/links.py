@@ -46,6 +46,8 @@ class LinkModel:
     byte_means: float = 1.0
     """Bytes of the real thing that one byte of bulk stands for, where vectors are shorter than a model's. Control messages are as long as they are, and
     so is what comes with bulk and is about it: headers, requests. The same for all."""
+    state_means: float = 1.0
+    """Bytes of bulk that one byte of a state stands for, where the vectors that are sent are coded otherwise than a model's would be. The same for all."""
     window_bytes: int = 1 << 20
     """Bulk of one direction of a stream that may be written and not yet read: go-libp2p blocks after 1.1 MiB."""
     queue_messages: int = 256
@@ -122,6 +124,7 @@ class Path:
     bytes_per_s: float = math.inf
     """Of what lies between the access links."""
     byte_means: float = 1.0
+    state_means: float = 1.0
 
 
 def path_between(
@@ -148,6 +151,7 @@ def path_between(
         window_bytes=min(a.window_bytes, b.window_bytes),
         bytes_per_s=between[1],
         byte_means=a.byte_means,
+        state_means=a.state_means,
     )
 
 
@@ -167,6 +171,7 @@ def one_after_another(legs: Sequence[Path]) -> Path:
         window_bytes=min(leg.window_bytes for leg in legs),
         bytes_per_s=min(leg.bytes_per_s for leg in legs),
         byte_means=legs[0].byte_means,
+        state_means=legs[0].state_means,
     )
 
 

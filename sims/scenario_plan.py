@@ -8,7 +8,9 @@ In `real` mode a node has what its manifest says, its learner included. In `cost
     computing         a step takes batch tokens / tokens per second; encoding, reducing, applying what `costs` says for N parameters
     bytes reported    those of the vector, times the same factor
 
-A whole state has 8 bytes a parameter; with the factor above it moves some 10 % faster or slower than that, as the codec goes.
+    states            8 bytes a parameter, whatever the codec: a byte of the vector's counts for more (`LinkModel.state_means`)
+
+Contributions and means take as long together as they would, and each as long as the other. They are coded without feedback, the last ones like all.
 """
 
 import dataclasses
@@ -83,6 +85,19 @@ CALM_PLAYED = 0.75
 """Share of a scenario's calm that is the calm of its plan: a third of that is added to it (`simulation.Plan.calm_s`)."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """How much of the real thing is moved."""
+
+    byte_means: float = 1.0
+    """Bytes that one of contributions and means stands for."""
+    state_means: float = 1.0
+    """How many of those one byte of a state is."""
+
+
+WHOLE = Scale()
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A scenario that can be run."""
@@ -97,15 +112,15 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
     signers = [Ed25519Signer(key) for key in key_seeds(scenario, seed)]
     recipe, dataset = read_scenario(scenario, signers[schedule.founder].peer_id)
     if dataset is not None:
-        outfit, factor = _real(recipe, dataset, scenario, signers), 1.0
+        outfit, scale = _real(recipe, dataset, scenario, signers), WHOLE
     else:
-        outfit, factor = _cost(recipe, scenario, signers)
+        outfit, scale = _cost(recipe, scenario, signers)
     where = {signer.peer_id: region for signer, (_, _, region) in zip(signers, scenario.roster(), strict=True)}
-    by_class = [link_of(peer_class, scenario, factor) for peer_class, _, _ in scenario.roster()]
+    by_class = [link_of(peer_class, scenario, scale) for peer_class, _, _ in scenario.roster()]
 
     def backbone(a: PeerId, b: PeerId) -> tuple[float, float]:
         latency_s, bytes_per_s = regions.between(where[a], where[b])
-        return latency_s, bytes_per_s / factor
+        return latency_s, bytes_per_s / scale.byte_means
 
     plan = Plan(
         seed=seed,
@@ -117,7 +132,7 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
         nats=[peer_class.nat for peer_class, _, _ in scenario.roster()].__getitem__,
         exact_means=exact_means(outfit.terms),
     )
-    return Prepared(plan, factor)
+    return Prepared(plan, scale.byte_means)
 
 
 def until_judged(scenario: Scenario, schedule: Schedule) -> Schedule:
@@ -151,8 +166,8 @@ def training_seconds(manifest: Manifest, tokens_per_s: float) -> dict[str, float
     }
 
 
-def link_of(peer_class: PeerClass, scenario: Scenario, factor: float = 1.0) -> LinkModel:
-    """The access link of a peer of the class; a byte stands for `factor` bytes."""
+def link_of(peer_class: PeerClass, scenario: Scenario, scale: Scale = WHOLE) -> LinkModel:
+    """The access link of a peer of the class."""
     network = scenario.network
     return LinkModel(
         latency_s=peer_class.latency_ms / 1000.0,
@@ -160,10 +175,11 @@ def link_of(peer_class: PeerClass, scenario: Scenario, factor: float = 1.0) -> L
         drop=network.loss,
         duplicate=network.duplicate,
         reorder=network.reorder,
-        up_bytes_per_s=peer_class.up_mbit * BYTES_PER_MBIT / factor,
-        down_bytes_per_s=peer_class.down_mbit * BYTES_PER_MBIT / factor,
-        byte_means=factor,
-        window_bytes=max(MIN_WINDOW_BYTES, round(WINDOW_BYTES / factor)),
+        up_bytes_per_s=peer_class.up_mbit * BYTES_PER_MBIT / scale.byte_means,
+        down_bytes_per_s=peer_class.down_mbit * BYTES_PER_MBIT / scale.byte_means,
+        byte_means=scale.byte_means,
+        state_means=scale.state_means,
+        window_bytes=max(MIN_WINDOW_BYTES, round(WINDOW_BYTES / scale.byte_means)),
         # with shared processors these are work of theirs
         message_s=0.0 if scenario.costs.processors else scenario.costs.message_s,
         write_s=0.0 if scenario.costs.processors else scenario.costs.write_s,
@@ -318,15 +334,16 @@ def num_cells(recipe: Recipe) -> int:
     return min(MOST_CELLS, max(recipe.manifest.max_group * MEMBER_CELLS, for_windows))
 
 
-def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> tuple[Outfit, float]:
-    """Nodes that exchange a few numbers (`num_cells`), and the bytes that each of theirs stands for."""
+def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> tuple[Outfit, Scale]:
+    """Nodes that exchange a few numbers (`num_cells`), and what these stand for."""
     cells = num_cells(recipe)
     flat = uniform(CELL_CODEC, cells)
-    factor = (recipe.uplink.expected_nbytes() + recipe.downlink.expected_nbytes()) / (2 * flat.expected_nbytes())
+    byte_means = (recipe.uplink.expected_nbytes() + recipe.downlink.expected_nbytes()) / (2 * flat.expected_nbytes())
+    cell_means = recipe.num_parameters / cells
     share = cells / recipe.num_parameters / CELL_CODEC.block
     cuts = (*(round(cut * share) * CELL_CODEC.block for cut in recipe.cuts[:-1]), cells)
     outer = _calmed(recipe.outer)
-    chunk_bytes = max(LEAST_CHUNK_BYTES, int(CHUNK_BYTES / factor) // BYTES_PER_ELEMENT * BYTES_PER_ELEMENT)
+    chunk_bytes = max(LEAST_CHUNK_BYTES, int(CHUNK_BYTES / cell_means) // BYTES_PER_ELEMENT * BYTES_PER_ELEMENT)
     outfit = _outfit(
         recipe, scenario, signers, lambda index: CostLearner(cells, outer, mix=recipe.mix, chunk_bytes=chunk_bytes)
     )
@@ -338,7 +355,7 @@ def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> t
         downlink=flat.spec,
         last_codec="",
         bytes_per_element=flat.expected_nbytes() / cells,
-        fast_bytes_per_s=FAST_BYTES_PER_S / factor,
+        fast_bytes_per_s=FAST_BYTES_PER_S / byte_means,
     )
     terms = Terms(
         settings=settings,
@@ -349,7 +366,7 @@ def _cost(recipe: Recipe, scenario: Scenario, signers: list[Ed25519Signer]) -> t
         outer=outer,
         meet_every=outfit.terms.meet_every,
     )
-    return dataclasses.replace(outfit, terms=terms), factor
+    return dataclasses.replace(outfit, terms=terms), Scale(byte_means=byte_means, state_means=cell_means / byte_means)
 
 
 def _calmed(rule: OuterRule) -> OuterRule:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from farflung.node import meetings
 from farflung.node.network import PeerId
 from farflung.protocol.errors import NetworkError
 from farflung.sims.links import Meter, Path
@@ -24,6 +25,10 @@ CHUNK_BYTES = 64 << 10
 
 CHUNKS_PER_WINDOW = 4
 """At least: with one, a sender would wait for each chunk to be read before it sends the next."""
+
+
+STATE_KINDS = frozenset(("chunk", meetings.KIND))
+"""Streams that carry parameters as they are: chunks of a state, and what groups that meet tell each other."""
 
 
 class Wire(Protocol):
@@ -236,16 +241,17 @@ class MemoryStream:
         """Send all of `data`, at the pace of the uplink and of the reader; `overhead` takes as long as it is. Raises NetworkError."""
         view = memoryview(data).cast("B")
         wire, started = self._connection.wire, self._connection.wire.now()
+        is_state = self._connection.kind in STATE_KINDS
         async with self._writing:
             self._check_writable()
             position = 0
             while position < len(view):
                 path = wire.path(*self._connection.peers)
-                chunk = bytes(
-                    view[position : position + min(CHUNK_BYTES, max(1, path.window_bytes // CHUNKS_PER_WINDOW))]
-                )
+                means = path.state_means if is_state else 1.0
+                most = min(CHUNK_BYTES, max(1, int(path.window_bytes / means) // CHUNKS_PER_WINDOW))
+                chunk = bytes(view[position : position + most])
                 about = min(len(chunk), max(0, overhead - position))
-                takes = len(chunk) - about + about / path.byte_means
+                takes = (len(chunk) - about) * means + about / path.byte_means
                 while self._out.in_flight_bytes + takes > path.window_bytes:
                     await self._wait()
                 left_at = self._out.offer(chunk, takes)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung.node.events import Event
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.manifest_sections import InnerSpec, OuterSpec
 from farflung.sims import regions
@@ -277,6 +278,42 @@ def test_a_node_makes_every_call_that_is_taken_for_a_pass() -> None:
 
     simulate(replace(plan, outfit=replace(plan.outfit, seconds=seconds)), meddler=spoil)
     assert PASSES <= called
+
+
+NEWCOMER = """
+about = "one has made rounds, another comes"
+mode = "cost"
+duration_s = 330.0
+[manifest.model]
+preset = "3m"
+[manifest.swarm]
+inner_steps = 600
+[[peers]]
+name = "home"
+count = 1
+tokens_per_s = 1000.0
+up_mbit = 1.0
+[[peers]]
+name = "new"
+count = 1
+tokens_per_s = 1000.0
+join_s = [50.0, 50.0]
+"""
+
+
+@pytest.mark.parametrize("method", ["default", "thrifty", "none"])
+def test_a_state_takes_its_time_whatever_the_codecs_are(method: str) -> None:
+    made = scenario(base=NEWCOMER.replace("mode =", f'method = "{method}"\nmode ='))
+    prepared, spans = prepare(made, 0, make_schedule(made, 0, Path())), list[float]()
+
+    def see(line: str, event: Event) -> None:
+        if event["event"] == "span" and event["what"] == "download":
+            spans.append(event["seconds"])
+
+    report = simulate(prepared.plan, sink=see)
+    real = 8 * num_parameters(PRESETS["3m"])
+    assert spans == [pytest.approx(real / 125_000.0, rel=0.1)]
+    assert report.net_bytes * prepared.bytes_factor == pytest.approx(real, rel=0.1)
 
 
 def test_the_table_of_regions_is_whole_and_symmetric() -> None:
