@@ -28,7 +28,7 @@ from farflung.protocol.settings import Settings
 from farflung.sims.blackout import blackout
 from farflung.sims.fault_drawing import MAX_PEERS, ChurnModel, draw_schedule
 from farflung.sims.faults import Schedule
-from farflung.sims.outer_audit import exact_means
+from farflung.sims.outer_audit import known_means
 from farflung.sims.simulation import Meddler, Plan, Report, simulate
 from farflung.sims.soak import soak
 from farflung.sims.swarm import Outfit
@@ -171,7 +171,7 @@ def drawn_schedule(seed: int, *, churn_s: float = CHURN_S, max_peers: int = MAX_
 def toy_plan(seed: int, schedule: Schedule, wire: Wire = INT8, *, calm_s: float = CALM_S) -> Plan:
     """A schedule over toy learners, with the judge looking at everything that the codec lets it compare."""
     outfit = toy_outfit(seed, schedule, wire)
-    return Plan(seed=seed, schedule=schedule, outfit=outfit, calm_s=calm_s, exact_means=exact_means(outfit.terms))
+    return Plan(seed=seed, schedule=schedule, outfit=outfit, calm_s=calm_s, known_means=known_means(outfit.terms))
 
 
 def brisk_plan(

@@ -63,8 +63,8 @@ class Judge:
 
     broken: Callable[[int, str], None]
     """Told the number of an invariant and what was seen; once for each."""
-    exact_means: bool = True
-    """Whether codecs are fine enough, and without feedback, for means to be compared."""
+    known_means: bool = True
+    """Whether means can be told from what contributors sent (`outer_audit.known_means`), and are compared."""
     swarm: Swarm = field(init=False)
     groups: dict[bytes, Chronicle] = field(default_factory=lambda: {b"": Chronicle()})
     """What is known of each group's history, by its name."""
@@ -93,7 +93,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._votes = Votes(lambda detail: self.violate(5, detail))
-        self._steps = Steps(self.violate, exact_means=self.exact_means)
+        self._steps = Steps(self.violate, known_means=self.known_means)
 
     def violate(self, which: int, detail: str) -> None:
         if (which, detail) not in self._verdicts:

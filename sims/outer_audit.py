@@ -1,18 +1,25 @@
 """What an outer step must have been, found from the state before and after it, with none of the code that takes it.
 
 A rule with momentum leaves the mean that it was given behind in it, and so says twice where the parameters went. Without momentum there is only where they went: the
-mean of a round is then what the contributors' pseudo-gradients say, or the judge finds another one (invariant 4); and the momentum must be what it was.
+mean of a round is then what the contributors' pseudo-gradients say, or the judge finds another one (invariant 4); and the momentum must be what it was. Where codecs are
+too coarse to compare it with these, their coding is repeated, part by part, as contributors and owners must have done it.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 from torch import Tensor
 
+from farflung.compression.codec import VectorCodec
+from farflung.compression.policy import FlatCodec
 from farflung.node.terms import Terms
-from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.protocol.chain import Commit
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
 
 FINE = ("fp32", "bf16", "fp16", "int8")
-"""Codecs whose errors are far below what one contribution more or less makes of a mean (`steps.MEAN_ERROR`); they may be packed, too."""
+"""Codecs whose errors are far below what one contribution more or less makes of a mean (`steps.MEAN_ERROR`); they may be packed, too. Means of these are looked at
+without any code of theirs."""
 
 State = tuple[Tensor, Tensor]
 """Parameters and momentum, fp32 [n] each."""
@@ -33,11 +40,32 @@ def taken_step(rule: OuterRule, before: State, after: State) -> tuple[Tensor, Te
     raise TypeError(f"swarms have no outer optimiser {rule}")
 
 
-def exact_means(terms: Terms) -> bool:
-    """Whether the mean of a round can be told from the pseudo-gradients of its contributors: codecs are fine, and nothing is kept back for later."""
-    codecs = [terms.uplink, terms.downlink, *([] if terms.last is None else [terms.last])]
-    specs = [segment.codec.spec for codec in codecs for segment in codec.segments]
-    return terms.feedback == FeedbackSpec() and all(spec.startswith(FINE) for spec in specs)
+def known_means(terms: Terms) -> bool:
+    """Whether the mean of a round can be told from the pseudo-gradients of its contributors: nothing is added to them, or to their mean, that was left out before.
+    What stays in local parameters is in them."""
+    return terms.feedback.uplink in ("none", "kept") and terms.feedback.downlink == "none"
+
+
+def wanted_mean(
+    terms: Terms, commit: Commit, start: int, shares: Sequence[tuple[Tensor, float]], met: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """What everybody must have decoded of the part that begins with `start`, and what was added up for it before that was coded: from the pseudo-gradients and weights of
+    its contributors, fp32 [n] each, and what a meeting has added."""
+    last = terms.last if terms.settings.rules.ended_by(commit) else None
+    up, down = (
+        (last or codec).part(start, start + len(met)) if _is_coarse(last or codec) else None
+        for codec in (terms.uplink, terms.downlink)
+    )
+    added = [weight * _coded(up, gradient) for gradient, weight in shares] + [met]
+    return _coded(down, torch.stack(added).sum(dim=0)), added
+
+
+def _is_coarse(codec: FlatCodec) -> bool:
+    return not all(segment.codec.spec.startswith(FINE) for segment in codec.segments)
+
+
+def _coded(codec: VectorCodec | None, vector: Tensor) -> Tensor:
+    return vector if codec is None else codec.decode(codec.encode(vector), len(vector))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -28,7 +28,7 @@ from farflung.sims.from_events import fill_report
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
 from farflung.sims.local_stage import StagePace
-from farflung.sims.outer_audit import exact_means
+from farflung.sims.outer_audit import known_means
 from farflung.sims.pipeline_health import finished, lacks
 from farflung.sims.pipeline_swarm import PipelineSwarm
 from farflung.sims.scenario import Scenario
@@ -152,7 +152,7 @@ class _Run:
                 founder=plan.schedule.founder,
                 domains={peer: Domains(region=region.lower()) for peer, (_, _, region) in enumerate(roster)},
                 wanted={peer: own.stage for peer, (own, _, _) in enumerate(roster) if own.stage is not None},
-                exact_means=exact_means(plan.recipe.terms()),
+                known_means=known_means(plan.recipe.terms()),
                 on_event=self._on_event,
                 on_broken=self.on_broken,
             )

@@ -140,7 +140,7 @@ class PipelineSwarm:
     """By peer, what its person tells of where it stands, and whose it is."""
     tied: bool = True
     """Whether those who were told stay there whatever is needed later."""
-    exact_means: bool = True
+    known_means: bool = True
     """See `judge.Judge`."""
     peers: dict[int, StagePeer] = field(default_factory=dict)
     disks: list[Disk] = field(init=False)
@@ -371,7 +371,7 @@ class PipelineSwarm:
             where = f"stage {life.stage}" + (f", life {life.number}" if life.number else "")
             judge = Judge(
                 broken=lambda which, what: self._broken(f"{where}, invariant {which}: {what}"),
-                exact_means=self.exact_means,
+                known_means=self.known_means,
             )
             judge.swarm = cast(Swarm, self._views[life])
             self._judges[life] = self._groups[group_of(self.recipe.swarm, life)] = judge

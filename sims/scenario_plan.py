@@ -40,7 +40,7 @@ from farflung.sims import regions
 from farflung.sims.faults import Schedule
 from farflung.sims.learners import CostLearner, ReplicaLearner
 from farflung.sims.links import LinkModel
-from farflung.sims.outer_audit import exact_means
+from farflung.sims.outer_audit import known_means
 from farflung.sims.scenario import PeerClass, Scenario
 from farflung.sims.simulation import Plan
 from farflung.sims.swarm import START_UNIX_S, Outfit, SimLearner
@@ -130,7 +130,7 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
         links=by_class.__getitem__,
         backbone=backbone,
         nats=[peer_class.nat for peer_class, _, _ in scenario.roster()].__getitem__,
-        exact_means=exact_means(outfit.terms),
+        known_means=known_means(outfit.terms),
     )
     return Prepared(plan, scale.byte_means)
 

@@ -53,7 +53,7 @@ class Plan:
     """The router in front of each peer; none has one when not given."""
     calm_s: float = 0.0
     """Length of the calm stretch at the end of the schedule; 0: something may go wrong until the end, and whether the swarm lives is not judged."""
-    exact_means: bool = True
+    known_means: bool = True
     """See `judge.Judge`."""
     stop_when_broken: bool = False
 
@@ -145,7 +145,7 @@ class _Run:
         self._plan = plan
         self._report = report
         self._trail = Trail(keep, sink, report.events)
-        self._judge = Judge(broken=self._broken, exact_means=plan.exact_means)
+        self._judge = Judge(broken=self._broken, known_means=plan.known_means)
         self._is_broken = asyncio.Event()
         self._roll_call: RollCall
         self._now = 0.0

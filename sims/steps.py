@@ -11,7 +11,7 @@ from farflung.protocol.chain import Commit, PartResult, RoundResult
 from farflung.protocol.messages import Part
 from farflung.protocol.types import Intervals
 from farflung.sims.chronicle import KEPT_STATES, Chronicle
-from farflung.sims.outer_audit import same_bits, taken_step
+from farflung.sims.outer_audit import same_bits, taken_step, wanted_mean
 from farflung.sims.swarm import Swarm
 from farflung.training.outer import OuterState
 from farflung.training.rules import halfway
@@ -39,10 +39,10 @@ ROUNDING = 1e-3
 class Steps:
     """See the module."""
 
-    def __init__(self, violate: Callable[[int, str], None], *, exact_means: bool) -> None:
-        """`exact_means`: see `judge.Judge`."""
+    def __init__(self, violate: Callable[[int, str], None], *, known_means: bool) -> None:
+        """`known_means`: see `judge.Judge`."""
         self._violate = violate
-        self._exact_means = exact_means
+        self._known_means = known_means
         self._gradients: dict[int, OrderedDict[Intervals, Tensor]] = {}
         """By peer and samples."""
         self._dropped: dict[int, OrderedDict[Intervals, None]] = {}
@@ -126,13 +126,19 @@ class Steps:
             if not same_bits(was[stays], is_[stays]):  # other fragments, and parts left out for everybody alike
                 self._violate(2, f"version {version} has other {what} than {version - 1} where its round moved nothing")
         shares = self._shares(swarm, commit, parent)
-        if shares is None or not self._exact_means:
+        if shares is None or not self._known_means:
             return
-        got, *coded = (torch.cat([vector[part] for part in parts]) for vector in (mean, *shares))
-        coded.append(torch.cat([self._met_in(commit.round, part) for part in commit.round.parts if part.digest]))
-        wanted = torch.stack(coded).sum(dim=0)
-        scale = torch.maximum(wanted.norm(), torch.stack(coded).norm())  # errors of contributions are independent
-        error = float((got - wanted).norm() / scale.clamp(min=1e-12))
+        got, wanted, added = torch.cat([mean[part] for part in parts]), [], []
+        for result in (result for result in commit.round.parts if result.digest):
+            said = [(gradient[result.start : result.stop], weight) for gradient, weight in shares]
+            decoded, summed = wanted_mean(
+                swarm.outfit.terms, commit, result.start, said, self._met_in(commit.round, result)
+            )
+            wanted.append(decoded)
+            added.append(torch.stack(summed))
+        # errors of contributions are independent
+        scale = torch.maximum(torch.cat(wanted).norm(), torch.cat(added, dim=1).norm())
+        error = float((got - torch.cat(wanted)).norm() / scale.clamp(min=1e-12))
         if error > MEAN_ERROR:
             self._violate(4, f"the mean of round {height} is {error:.1%} off that of its contributors")
 
@@ -141,8 +147,8 @@ class Steps:
         term = self._met.get((round_.plan, part.start))
         return torch.zeros(part.stop - part.start) if term is None else term
 
-    def _shares(self, swarm: Swarm, commit: Commit, parent: Commit) -> list[Tensor] | None:
-        """What the contributors sent, weighted by tokens: their sum is the mean. None where that is not known, and when the samples they sent are not those
+    def _shares(self, swarm: Swarm, commit: Commit, parent: Commit) -> list[tuple[Tensor, float]] | None:
+        """What the contributors sent, and its share of all tokens. None where that is not known, and when the samples they sent are not those
         that count."""
         assert commit.round is not None
         total = sum(c.tokens for c in commit.round.contributors)
@@ -156,5 +162,5 @@ class Steps:
                 if contribution.peer not in swarm.attackers and samples not in self._dropped.get(index, ()):
                     self._violate(6, f"peer {index} contributed other samples than commit {commit.height} counts")
                 return None
-            shares.append(gradient * (contribution.tokens / total))
+            shares.append((gradient, contribution.tokens / total))
         return shares

@@ -80,7 +80,7 @@ def test_a_newcomer_whose_link_is_twice_what_the_rounds_need_joins() -> None:
     starts = (*(Start(at=0.5 * peer, peer=peer) for peer in range(3)), Start(at=joins_at, peer=3))
     schedule = Schedule(num_peers=4, duration_s=400.0, faults=starts)
     plan = toy_plan(7, schedule, Wire(step_s=(1.0,) * 4, numel=numel, codec=Int4(), fragments=3), calm_s=0.0)
-    plan = replace(plan, exact_means=False, links=lambda peer: narrow if peer == 3 else LinkModel())
+    plan = replace(plan, links=lambda peer: narrow if peer == 3 else LinkModel())
     report = simulate(plan, keep=True)
     assert report.violations == [] and report.members == 4
 

@@ -27,7 +27,7 @@ def run(
     rules = replace(outfit.terms.settings.rules, max_group=max_group, divides=True)
     terms = replace(outfit.terms, settings=replace(outfit.terms.settings, rules=rules, vain_s=vain_s))
     return simulate(
-        Plan(seed=seed, schedule=schedule, outfit=replace(outfit, terms=terms), calm_s=calm_s, exact_means=True),
+        Plan(seed=seed, schedule=schedule, outfit=replace(outfit, terms=terms), calm_s=calm_s, known_means=True),
         keep=True,
     )
 

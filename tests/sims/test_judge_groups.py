@@ -142,7 +142,7 @@ def test_the_first_step_of_a_new_group_begins_where_the_other_stood(late: bool) 
     outer = OuterState(torch.full((4,), 3.5))
     found: list[str] = []
     rule: Any = SimpleNamespace(outfit=SimpleNamespace(terms=SimpleNamespace(rule=lambda commit: Sgd(lr=1.0))))
-    steps = Steps(lambda which, detail: found.append(f"{which}: {detail}"), exact_means=False)
+    steps = Steps(lambda which, detail: found.append(f"{which}: {detail}"), known_means=False)
     steps.check(rule, third, outer, version=4, height=6)
     assert found[-1] == "2: version 4 has other parameters than 3 where its round moved nothing"
 
@@ -228,7 +228,7 @@ def test_who_contributes_other_samples_than_count_is_found_but_for_attackers_and
     counted: tuple[int, int], attacks: bool, finds: bool
 ) -> None:
     found: list[str] = []
-    steps = Steps(lambda which, detail: found.append(f"{which}: {detail}"), exact_means=True)
+    steps = Steps(lambda which, detail: found.append(f"{which}: {detail}"), known_means=True)
     for number in (0, *range(4, 4 + 2 * (KEPT_GRADIENTS - 1), 2), 2):
         steps.contributes(0, (number, number + 1), torch.zeros(4))
     before = commit(5, ledger=Ledger(200, (Holding(ME, (counted,)),)))

@@ -88,7 +88,7 @@ def test_each_stage_has_fragments_and_residuals_of_its_own(monkeypatch: pytest.M
         downlink_codec=CODEC,
         feedback=FeedbackSpec(uplink="residual", downlink="residual"),
     )
-    swarm = simulate(own, Counting(), signers(4), story, exact_means=False)
+    swarm = simulate(own, Counting(), signers(4), story, known_means=False)
     assert not swarm.broken and seen == {0: LOOKED_AT, 1: LOOKED_AT}
     assert parts[0] != parts[1]
     assert swarm.rounds() == {0: ROUNDS, 1: ROUNDS} and {len(held) for held in swarm.digests().values()} <= {1}

@@ -49,10 +49,7 @@ def test_rounds_use_the_codec_of_each_way_and_log_its_bits(monkeypatch: pytest.M
     outfit, terms = plan.outfit, plan.outfit.terms
     settings = replace(terms.settings, downlink=down.spec, align=down.block)
     terms = replace(terms, settings=settings, downlink=uniform(down, NUMEL))
-    report = simulate(
-        replace(plan, outfit=replace(outfit, terms=terms), exact_means=False),
-        keep=True,
-    )
+    report = simulate(replace(plan, outfit=replace(outfit, terms=terms)), keep=True)
     assert report.violations == [] and report.rounds > 5, "equal bits, one history"
     assert seen.keys() == {("up", up.spec), ("down", down.spec)}
 
