@@ -29,6 +29,9 @@ BEGINNINGS = {
 }
 """Seconds that are run, rounds and members there must be then. What else a file expects, of missed contributions and time spent training, holds as well."""
 
+COMING = 0.75
+"""Of the time, that is spent training in a beginning: all download the model in it."""
+
 ELSEWHERE = {"attacker": "test_attacks", "nat": "test_nat"}
 """Whose beginnings other tests look at."""
 
@@ -53,7 +56,12 @@ def test_the_beginning_is_as_it_should_be(name: str) -> None:
     whole = load_scenario(SHIPPED / f"{name}.toml")
     seconds, rounds, members = BEGINNINGS[name]
     expect = structs.replace(
-        whole.expect, min_rounds=rounds, min_members=members, max_loss=1e9, max_recovery_iterations=1e9
+        whole.expect,
+        min_rounds=rounds,
+        min_members=members,
+        min_training_share=min(whole.expect.min_training_share, COMING),
+        max_loss=1e9,
+        max_recovery_iterations=1e9,
     )
     soon = tuple(one for one in whole.happenings if one.at <= seconds)
     result = run(structs.replace(whole, duration_s=seconds, calm_s=0.0, happenings=soon, expect=expect))
