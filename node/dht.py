@@ -1,7 +1,7 @@
 """Records in hivemind's Kademlia DHT, in our own event loop, with the guards (`dht_guard.py`, `dht_protocol.py`, `dht_storage.py`).
 
 Searches always ask for the latest over all replicas; hivemind's caches are switched off, since a cached heartbeat is a
-wrong one. Seeds are asked some at a time, until one answers: a machine remembers more peers than can be dialled at once, and all
+wrong one. Seeds (`seeds.py`) are asked some at a time, until one answers: a machine remembers more peers than can be dialled at once, and all
 but one may be gone. When none does all are tried again, and once we are in the first ones now and then, because two halves that
 started apart stay apart otherwise (hivemind issue 624).
 """
@@ -17,6 +17,7 @@ import structlog
 
 from farflung.node.identity import libp2p_bytes
 from farflung.node.network import PeerId
+from farflung.node.seeds import Seeds
 from farflung.protocol import limits
 from farflung.protocol.errors import NetworkError, RemoteError
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 REPLICAS = 5
 RPC_S = 3.0
-SEEDS_AT_ONCE = 16
-"""Seeds asked at a time; one that answers is enough."""
 RETRY_S = 2.0
 """Pause after all seeds were asked in vain, doubled from time to time."""
 RETRY_MAX_S = 60.0
@@ -53,10 +52,7 @@ class Records:
     def __init__(self, node: "DHTNode", connect: Callable[[PeerId], Awaitable[None]]) -> None:
         self._node = node
         self._connect = connect
-        self._seeds: list[PeerId] = []
-        """Those to ask first come first."""
-        self._in_vain = 0
-        """How many of them were asked without an answer since one was given, or since all were asked."""
+        self._seeds = Seeds()
         self._wake = asyncio.Event()
         self.joined = asyncio.Event()
 
@@ -98,16 +94,22 @@ class Records:
 
     def add_seed(self, peer: PeerId) -> None:
         """A peer through which the DHT can be joined: one that our user or our own disk knows. The best come first."""
-        if peer not in self._seeds:
-            self._seeds.append(peer)
-            self._wake.set()
+        self._seeds.name(peer)
+        self._wake.set()
+
+    def found(self, peer: PeerId) -> None:
+        """One of our own swarm, at an address that `connect` knows, who may be asked as well."""
+        was_alone = not self._seeds
+        self._seeds.find(peer)
+        if was_alone:
+            self._wake.set()  # others wait for their turn: how often we ask is not for them to say
 
     async def stay_joined(self) -> None:
         """Join through the seeds, and again later. Runs until cancelled."""
         retry = RETRY_S
         while True:
             self._wake.clear()
-            if not await self.join_once() and self._in_vain:
+            if not await self.join_once() and self._seeds.unasked:
                 continue  # there are seeds that have not been asked
             if self.joined.is_set() or not self._seeds:
                 pause, retry = REJOIN_S, RETRY_S
@@ -121,16 +123,13 @@ class Records:
 
     async def join_once(self) -> bool:
         """Ask the next seeds; True when one answered that we can ask for others. Those that answer are the first to be asked from then on."""
-        first = self._in_vain
-        batch = self._seeds[first : first + SEEDS_AT_ONCE]
+        batch = self._seeds.take()
         async with asyncio.TaskGroup() as group:
             asked = {seed: group.create_task(self._ping(seed)) for seed in batch}
         answered = [seed for seed, task in asked.items() if task.result()]
+        self._seeds.asked(batch, answered)
         if not answered:
-            self._in_vain = 0 if first + len(batch) >= len(self._seeds) else first + len(batch)
             return False
-        self._in_vain = 0
-        self._seeds = [*answered, *(seed for seed in self._seeds if seed not in answered)]
         await self._node.find_nearest_nodes([self._node.node_id])
         self.joined.set()
         return True

@@ -18,7 +18,7 @@ import structlog
 
 from farflung.node import frames
 from farflung.node.addresses import host_of, is_direct, reach, split_addresses, split_peer, tls_address
-from farflung.node.dht import SEEDS_AT_ONCE, Records
+from farflung.node.dht import Records
 from farflung.node.distance import Distances, FarLink, LateMail
 from farflung.node.identity import Identity, libp2p_text
 from farflung.node.libp2p import BULK_ROOM, CONTROL_ROOM, Libp2p
@@ -29,6 +29,7 @@ from farflung.node.network import LinkStats, MessageHandler, PeerId, Stream, Str
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.pacing import Pacer
 from farflung.node.scope import TaskScope
+from farflung.node.seeds import SEEDS_AT_ONCE
 from farflung.node.tls import TlsCarrier
 from farflung.node.tls_stream import StripedStream
 from farflung.protocol import limits
@@ -234,6 +235,8 @@ class Engine:
         multiaddrs, direct = split_addresses(peer, addresses)
         if multiaddrs and multiaddrs != self._multiaddrs.get(peer):
             self._multiaddrs[peer] = multiaddrs
+        if multiaddrs:
+            self._records.found(peer)
         if direct and direct != self._direct.get(peer):
             self._direct[peer] = direct
             self._links.forget_failures(peer)

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from farflung.node.dht import REJOIN_S, RETRY_S, SEEDS_AT_ONCE, Records
+from farflung.node.dht import REJOIN_S, RETRY_S, Records
 from farflung.node.identity import from_libp2p_bytes
 from farflung.node.network import PeerId
+from farflung.node.seeds import SEEDS_AT_ONCE
 from farflung.protocol.errors import NetworkError
 from farflung.sims import clock
 
@@ -20,7 +21,7 @@ SEEDS = [bytes([number]) * 32 for number in range(40)]
 class Lab:
     """Hivemind's node as far as joining goes, and the peers that can be reached."""
 
-    def __init__(self, alive: set[PeerId]) -> None:
+    def __init__(self, alive: set[PeerId], seeds: list[PeerId] = SEEDS) -> None:
         self.alive = alive
         self.asked: list[tuple[float, PeerId]] = []
         self.others: dict[PeerId, int | None] = {}
@@ -29,7 +30,7 @@ class Lab:
         self.node_id = 0
         self.protocol = self
         self.records = Records(self, self.connect)  # type: ignore[arg-type]
-        for seed in SEEDS:
+        for seed in seeds:
             self.records.add_seed(seed)
 
     async def connect(self, peer: PeerId) -> None:
@@ -102,3 +103,36 @@ def test_who_cannot_be_asked_is_no_seed_that_answers() -> None:
 
     clock.run(main())
     assert {peer for _, peer in lab.asked} == set(SEEDS[: 2 * SEEDS_AT_ONCE]) and lab.searches == 1
+
+
+@pytest.mark.parametrize("seeds", [[], SEEDS[:1]])
+def test_who_was_heard_of_since_leads_into_the_dht_when_the_first_ones_have_gone(seeds: list[PeerId]) -> None:
+    """Of a founder, which has none, too: only those of the start were ever asked, and a restart alone brought others."""
+    lab = Lab({SEEDS[-1]}, seeds)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            staying = tasks.create_task(lab.records.stay_joined())
+            await asyncio.sleep(2 * DIAL_S)
+            lab.records.found(SEEDS[-1])
+            await asyncio.wait_for(lab.records.joined.wait(), 4 * DIAL_S)
+            staying.cancel()
+
+    clock.run(main())
+    assert lab.searches == 1
+
+
+def test_who_is_heard_of_does_not_make_us_ask_more_often() -> None:
+    lab = Lab({SEEDS[0]}, SEEDS[:1])
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            staying = tasks.create_task(lab.records.stay_joined())
+            for _ in range(100):
+                await asyncio.sleep(REJOIN_S / 200)
+                for number in range(200):
+                    lab.records.found(number.to_bytes(32, "big"))
+            staying.cancel()
+
+    clock.run(main())
+    assert lab.batches() == [SEEDS[:1]]

@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.node.engine_lab import engines, run, until
+from tests.node.engine_lab import engines, introduce, run, until
 
 from farflung.node import engine as module
-from farflung.node.dht import SEEDS_AT_ONCE, Records, key_digest
+from farflung.node.dht import Records, key_digest
 from farflung.node.discovery import check_record
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity, libp2p_bytes, libp2p_text
 from farflung.node.peerbook import PeerBook
+from farflung.node.seeds import SEEDS_AT_ONCE
 from farflung.protocol import limits
 from farflung.protocol.errors import BadSignature, Malformed, Refused, RemoteError
 from farflung.protocol.keys import Ed25519Signer
@@ -232,5 +233,22 @@ def test_records_are_found_though_nodes_forgot_each_other(monkeypatch: pytest.Mo
                 assert await c.get_records("swarm") == {"b": b"b"}
             finally:
                 await c.close()
+
+    run(main)
+
+
+def test_two_that_came_by_a_third_find_each_others_records_after_it_has_gone_and_an_outage() -> None:
+    """Each had its own records alone, until a restart, though they trained together."""
+
+    async def main() -> None:
+        async with engines(3) as (first, b, c):
+            introduce([b, c])
+            await first.close()
+            for node in (b, c):
+                table = node._records._node.protocol.routing_table
+                for known in list(table.uid_to_peer_id):
+                    del table[known]
+            assert await b.put_record("swarm", "b", b"b", time.time() + 60)
+            assert await c.get_records("swarm") == {"b": b"b"}
 
     run(main)
