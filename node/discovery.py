@@ -41,7 +41,7 @@ from farflung.protocol.records import (
     refreshed,
     validate_record,
 )
-from farflung.protocol.replay import first_seq
+from farflung.protocol.replay import first_seq, seq_unix_s
 from farflung.protocol.versions import negotiate
 
 PEER_LIFE_S = 600.0
@@ -59,6 +59,9 @@ FIRST_LOOKS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 LOOK_S = 60.0
 """Between later looks; members learn of each other from commits much sooner. All pauses are drawn, from half to one and a half of them."""
+
+MAX_SET_BACK = 8
+"""So many times that the clock was set back are remembered, with the numbers that were given before."""
 
 MAX_NAMED = 64
 """Characters of somebody's subkey in an error: a key in hex."""
@@ -183,6 +186,9 @@ class Announcer:
         self._describe = describe
         self._seq = first_seq(network.unix_time())
         self._chance = random.Random(signer.peer_id)
+        self._first_seq = self._seq
+        self._ahead: list[range] = []
+        """Numbers that we gave while our clock was ahead."""
         self._others_seq = 0
         """Of the newest record in our name that was not ours."""
 
@@ -212,13 +218,18 @@ class Announcer:
             return
         check_free(self._manifest.name, [found.claim for found in claims], self._signer.peer_id, self._signed.swarm)
 
-    async def _announce(self) -> None:
+    def _next_seq(self, now: float) -> int:
+        """Of a record that is made now. Whoever has the right time refuses one that is numbered ahead of it: once our clock was set right we begin again, from now."""
+        if seq_unix_s(self._first_seq) > now:
+            self._ahead = [*self._ahead[1 - MAX_SET_BACK :], range(self._first_seq, self._seq + 1)]
+            self._first_seq = self._seq = first_seq(now)
         self._seq += 1
+        return self._seq
+
+    async def _announce(self) -> None:
         now = self._network.unix_time()
-        record = self._describe()
-        await self._try(
-            place_peer(self._signer, self._signed.swarm, record, seq=self._seq, now=now, life_s=PEER_LIFE_S)
-        )
+        seq, record = self._next_seq(now), self._describe()
+        await self._try(place_peer(self._signer, self._signed.swarm, record, seq=seq, now=now, life_s=PEER_LIFE_S))
 
     async def _look_for_a_second(self) -> None:
         """Whether another node announces itself by our key: the one that has started first finds the other's record, which is newer than its own, as the last
@@ -231,7 +242,7 @@ class Announcer:
         except (NetworkError, RemoteError) as error:
             _log.info("no look-up of our own record", error=str(error))
             return
-        if found.seq <= max(self._seq, self._others_seq):
+        if found.seq <= max(self._seq, self._others_seq) or any(found.seq in ours for ours in self._ahead):
             return
         if self._others_seq:
             raise ConfigError(
@@ -251,8 +262,7 @@ class Announcer:
         now = self._network.unix_time()
         name, swarm = self._manifest.name, self._signed.swarm
         if self._signer.peer_id == self._manifest.founder:
-            self._seq += 1
-            placed = place_claim(self._signer, name, swarm, seq=self._seq, now=now, life_s=MAX_CLAIM_LIFE_S)
+            placed = place_claim(self._signer, name, swarm, seq=self._next_seq(now), now=now, life_s=MAX_CLAIM_LIFE_S)
             write_atomically(self._claim_file, placed.value)
             return placed
         subkey = self._manifest.founder.hex()

@@ -1,0 +1,98 @@
+"""What a node announces when its clock is set, and when its machine sleeps: over the modelled network, which refuses what real nodes refuse."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node.test_discovery import SIGNERS, announcer, founded, in_network
+
+from farflung.node.discovery import ANNOUNCE_S, PEER_LIFE_S
+from farflung.node.network import Network
+from farflung.protocol.errors import ConfigError, RemoteError
+from farflung.protocol.records import peers_key, validate_record
+
+SWARM = founded(SIGNERS[0])[1].swarm
+
+
+class Clock:
+    """A node's own, which may be `ahead` of the right one (seconds), and what it puts meets nodes that have the right one."""
+
+    def __init__(self, network: Network) -> None:
+        self.ahead = 0.0
+        self.refused: list[RemoteError] = []
+        put = network.put_record
+
+        async def checked_put(key: str, subkey: str, value: bytes, expires_at: float) -> bool:
+            try:
+                validate_record(key, subkey, value, expires_at, asyncio.get_running_loop().time())
+            except RemoteError as error:
+                self.refused.append(error)
+                return False
+            return await put(key, subkey, value, expires_at)
+
+        network.put_record = checked_put  # type: ignore[method-assign]
+        network.unix_time = lambda: asyncio.get_running_loop().time() + self.ahead  # type: ignore[method-assign]
+
+
+async def listed(network: Network) -> Mapping[str, Any]:
+    return await network.get_records(peers_key(SWARM))
+
+
+@pytest.mark.parametrize("ahead_s", [7200.0, 50.0])
+def test_a_clock_that_is_set_right_makes_the_node_listed_and_a_second_one_noticed(
+    tmp_path: Path, ahead_s: float
+) -> None:
+    """It stayed unlisted until real time had caught up with where its clock was at the start."""
+    signer = SIGNERS[1]
+
+    async def body(networks: list[Network]) -> None:
+        clock = Clock(networks[1])
+        clock.ahead = ahead_s
+        async with asyncio.TaskGroup() as tasks:
+            ours = announcer(networks[1], signer, tmp_path / "1", SIGNERS[0])
+            running = tasks.create_task(_ended(ours.run()))
+            await asyncio.sleep(ANNOUNCE_S / 2)
+            assert bool(await listed(networks[0])) == (ahead_s < 60.0) == (not clock.refused)
+            clock.ahead = 0.0
+            clock.refused.clear()
+            for _ in range(20):
+                await asyncio.sleep(ANNOUNCE_S)
+                assert await listed(networks[0]) and not clock.refused and not running.done(), "no second node"
+            second = tasks.create_task(announcer(networks[2], signer, tmp_path / "2", SIGNERS[0]).run())
+            await asyncio.wait_for(running, 4 * ANNOUNCE_S)
+            second.cancel()
+
+    in_network(body)
+
+
+async def _ended(running: Any) -> None:
+    with pytest.raises(ConfigError, match="another node runs with this machine's key"):
+        await running
+
+
+def test_numbers_that_were_given_ahead_of_time_are_no_second_nodes(tmp_path: Path) -> None:
+    """The own DHT node keeps what was put with them, and others had it that were as far ahead."""
+
+    async def body(networks: list[Network]) -> None:
+        clock, network = Clock(networks[1]), networks[1]
+        clock.ahead = 50.0
+        ours = announcer(network, SIGNERS[1], tmp_path / "1", SIGNERS[0])
+        early = []
+        for _ in range(3):
+            await ours._announce()
+            early.append((await network.get_records(peers_key(SWARM)))[SIGNERS[1].peer_id.hex()])
+            await asyncio.sleep(1.0)
+        clock.ahead = 0.0
+        await ours._announce()
+        for value in early:
+
+            async def kept(key: str, value: bytes = value) -> Mapping[str, bytes]:
+                return {SIGNERS[1].peer_id.hex(): value}
+
+            network.get_records = kept  # type: ignore[method-assign]
+            await ours._look_for_a_second()
+        assert PEER_LIFE_S > 50.0 and ours._others_seq == 0
+
+    in_network(body)
