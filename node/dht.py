@@ -53,6 +53,7 @@ class Records:
         self._node = node
         self._connect = connect
         self._seeds = Seeds()
+        self._own: frozenset[bytes] = frozenset()
         self._wake = asyncio.Event()
         self.joined = asyncio.Event()
 
@@ -90,7 +91,14 @@ class Records:
     def keep(self, keys: Collection[bytes]) -> None:
         """Keys (as `key_digest` gives them) of our own swarm: what is kept under them is not pushed out by what comes under others, and is checked
         once more, for the check may know more by now."""
+        self._own = frozenset(keys)
         self._node.protocol.keep(keys)
+
+    def look_again(self) -> None:
+        """The clock has jumped: what is kept of our own swarm is checked once more, for what was taken by a clock that was ahead would outlast what is put now; and
+        seeds are asked, for after a sleep whoever we knew may be gone."""
+        self._node.protocol.keep(self._own)
+        self._wake.set()
 
     def add_seed(self, peer: PeerId) -> None:
         """A peer through which the DHT can be joined: one that our user or our own disk knows. The best come first."""

@@ -1,6 +1,7 @@
 """What a node announces when its clock is set, and when its machine sleeps: over the modelled network, which refuses what real nodes refuse."""
 
 import asyncio
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 from tests.node.test_discovery import SIGNERS, announcer, founded, in_network
 
-from farflung.node.discovery import ANNOUNCE_S, PEER_LIFE_S
+from farflung.node.discovery import ANNOUNCE_S, PEER_LIFE_S, Finder, find_claims, find_manifest
+from farflung.node.jumps import AFTER_JUMP_S, JUMP_S, LOOK_S, Jumps
 from farflung.node.network import Network
+from farflung.node.peerbook import PeerBook
 from farflung.protocol.errors import ConfigError, RemoteError
 from farflung.protocol.records import peers_key, validate_record
 
@@ -57,6 +60,8 @@ def test_a_clock_that_is_set_right_makes_the_node_listed_and_a_second_one_notice
             assert bool(await listed(networks[0])) == (ahead_s < 60.0) == (not clock.refused)
             clock.ahead = 0.0
             clock.refused.clear()
+            await asyncio.sleep(2 * LOOK_S)
+            assert await listed(networks[0]) and await find_manifest(networks[0], SWARM), "at once"
             for _ in range(20):
                 await asyncio.sleep(ANNOUNCE_S)
                 assert await listed(networks[0]) and not clock.refused and not running.done(), "no second node"
@@ -94,5 +99,72 @@ def test_numbers_that_were_given_ahead_of_time_are_no_second_nodes(tmp_path: Pat
             network.get_records = kept  # type: ignore[method-assign]
             await ours._look_for_a_second()
         assert PEER_LIFE_S > 50.0 and ours._others_seq == 0
+
+    in_network(body)
+
+
+class Laptop:
+    """A network whose machine has slept, while its loop's clock stood still; it has no network for the first seconds, and does not notice: its own DHT node takes what it puts."""
+
+    def __init__(self) -> None:
+        self.peer_id = SIGNERS[0].peer_id
+        self.asleep_s = 0.0
+        self.offline_until = 0.0
+        self.looks = 0
+        self._elsewhere: dict[tuple[str, str], tuple[bytes, float]] = {}
+
+    def unix_time(self) -> float:
+        return asyncio.get_running_loop().time() + self.asleep_s
+
+    async def put_record(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
+        if self.unix_time() >= self.offline_until:
+            self._elsewhere[key, subkey] = (value, expires_at)
+        return True
+
+    async def get_records(self, key: str) -> dict[str, bytes]:
+        self.looks += 1
+        now = self.unix_time()
+        return {of: value for (at, of), (value, until) in self._elsewhere.items() if at == key and until > now}
+
+
+def test_after_a_machine_has_slept_all_is_announced_at_once_and_again_when_it_has_its_network(tmp_path: Path) -> None:
+    """Name and manifest were missing for up to a quarter of an hour after each sleep."""
+
+    async def body(networks: list[Network]) -> None:
+        laptop: Any = Laptop()
+        tell = {"met": lambda found: None, "refused": lambda error: None, "heard": lambda: ()}
+        finder = Finder(laptop, SWARM, PeerBook(tmp_path / "book"), admits=lambda peer, token: True, **tell)
+        async with asyncio.TaskGroup() as tasks:
+            ours = announcer(laptop, SIGNERS[0], tmp_path / "claim", SIGNERS[0])
+            working = [tasks.create_task(work) for work in (ours.run(), finder.run())]
+            await asyncio.sleep(300.0)
+            laptop.asleep_s = 9 * 3600.0
+            laptop.offline_until = laptop.unix_time() + 10.0
+            before = laptop.looks
+            assert not await find_manifest(laptop, SWARM)
+            await asyncio.sleep(LOOK_S + 0.1)
+            assert laptop.looks - before >= 3, "of the finder, too"
+            await asyncio.sleep(AFTER_JUMP_S[0])
+            assert await find_manifest(laptop, SWARM) and await find_claims(laptop, "alpha") and await listed(laptop)
+            for task in working:
+                task.cancel()
+
+    in_network(body)
+
+
+def test_a_pause_ends_by_a_jump_either_way_and_not_by_a_correction() -> None:
+    async def body(networks: list[Network]) -> None:
+        loop, ahead = asyncio.get_running_loop(), [0.0]
+        jumps = Jumps(lambda: loop.time() + ahead[0])
+        began = loop.time()
+        assert not await jumps.pause(60.0) and loop.time() == began + 60.0
+        ahead[0] = JUMP_S - 1.0
+        assert not await jumps.pause(0.0) and not await jumps.pause(7.0) and loop.time() == began + 67.0
+        for jumped in (3600.0, 0.0, -7200.0):
+            ahead[0] = jumped
+            assert await jumps.pause(60.0) and not await jumps.pause(1.0)
+        loop.call_later(12.0, lambda: ahead.__setitem__(0, 0.0))
+        began = loop.time()
+        assert await jumps.pause(math.inf) and loop.time() <= began + 12.0 + LOOK_S
 
     in_network(body)

@@ -10,6 +10,7 @@ import pytest
 from tests.node.engine_lab import engines, introduce, run, until
 
 from farflung.node import engine as module
+from farflung.node import jumps
 from farflung.node.dht import Records, key_digest
 from farflung.node.discovery import check_record
 from farflung.node.engine import Engine, EngineConfig
@@ -17,7 +18,7 @@ from farflung.node.identity import Identity, libp2p_bytes, libp2p_text
 from farflung.node.peerbook import PeerBook
 from farflung.node.seeds import SEEDS_AT_ONCE
 from farflung.protocol import limits
-from farflung.protocol.errors import BadSignature, Malformed, Refused, RemoteError
+from farflung.protocol.errors import BadSignature, Malformed, Refused, RemoteError, Stale
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.records import place_peer
@@ -250,5 +251,42 @@ def test_two_that_came_by_a_third_find_each_others_records_after_it_has_gone_and
                     del table[known]
             assert await b.put_record("swarm", "b", b"b", time.time() + 60)
             assert await c.get_records("swarm") == {"b": b"b"}
+
+    run(main)
+
+
+def test_a_jump_of_the_clock_makes_us_look_at_our_addresses_and_at_what_we_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was taken by a clock that was ahead would outlast what is put by the right one."""
+    ahead_s, looks = 3000.0, 0
+    monkeypatch.setattr(Engine, "unix_time", lambda engine: time.time() + ahead_s)
+    monkeypatch.setattr(jumps, "LOOK_S", 0.05)
+    refresh = Engine._refresh_addresses
+
+    async def counted(engine: Engine) -> None:
+        nonlocal looks
+        looks += 1
+        await refresh(engine)
+
+    monkeypatch.setattr(Engine, "_refresh_addresses", counted)
+
+    def check(key: bytes, subkey: str, value: bytes, expires_at: float) -> None:
+        if expires_at > time.time() + ahead_s + 60.0:
+            raise Stale("to be held too long")
+
+    async def main() -> None:
+        nonlocal ahead_s
+        node = await Engine.create(Identity.generate(), EngineConfig.loopback(), check_record=check)
+        try:
+            node.keep_records([key_digest("swarm")])
+            assert await node.put_record("swarm", "a", b"early", time.time() + ahead_s)
+            ahead_s = 0.0
+            await until(lambda: looks == 2)
+            assert await node.get_records("swarm") == {}
+            assert await node.put_record("swarm", "a", b"right", time.time() + 30.0)
+            assert await node.get_records("swarm") == {"a": b"right"}
+        finally:
+            await node.close()
 
     run(main)
