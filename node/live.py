@@ -5,6 +5,7 @@ Driven by the events alone (the node's own log, or the control socket's stream),
 says at least `net` every few seconds. Words are torchtitan's: step, loss, grad_norm, tokens/s.
 """
 
+import math
 import time
 from collections.abc import AsyncIterable
 from typing import Any, TextIO
@@ -26,6 +27,9 @@ PLAIN_STEP_S = 10.0
 """Shortest time between two `step` lines where output is plain; rounds and changes of state are always
 printed.
 """
+
+PLAIN_REFUSED_S = 60.0
+"""Shortest time between two lines of one kind of refusal there; others decide how many there are."""
 
 BARS = "▁▂▃▄▅▆▇█"
 STATE_STYLES = {
@@ -65,15 +69,22 @@ async def show_json(events: AsyncIterable[dict[str, Any]], out: TextIO) -> None:
 
 
 async def _show_lines(events: AsyncIterable[dict[str, Any]], status: NodeStatus, console: Console) -> None:
-    printed_step = float("-inf")
+    said = dict[str, float]()  # what is told now and then, and when it last was
     async for event in events:
         status.apply(event)
-        if event["event"] == "step":
-            if status.time - printed_step < PLAIN_STEP_S:
-                continue
-            printed_step = status.time
+        now = time.monotonic()  # the wall clock may be set
+        match event["event"]:
+            case "step":
+                what, pause = "step", PLAIN_STEP_S
+            case "refused":
+                what, pause = f"refused {event['error']}", PLAIN_REFUSED_S
+            case _:
+                what, pause = "", 0.0
+        if now - said.get(what, -math.inf) < pause:
+            continue
         text = line(event)
         if text is not None:
+            said[what] = now
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -236,6 +247,8 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"outer loss of {event['samples']} held-out samples {_number(loss, '.4f')} after {event['tokens']:,} tokens"
         case "peer.suspect" | "peer.dead" | "peer.left":
             said = f"peer {event['of'][:12]} {event['event'].removeprefix('peer.')}: {event['reason']}"
+        case "refused":
+            said = f"refused: {event['reason']} ({event['of'][:12] or 'nobody knows whose'})"
         case "state.sync":
             said = f"state: {event['chunks_done']} of {event['chunks']} chunks"
         case "progress.dropped":

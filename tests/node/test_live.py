@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 from rich.console import Console
 
+from farflung.node import live
 from farflung.node.live import duration, headline, line, panel, show, size, sparkline
 from farflung.node.status import NodeStatus
 
@@ -113,6 +115,33 @@ def test_plain_lines() -> None:
     assert "step 21  loss 3.5000  grad_norm 1.000  50 tokens/s" in said
     assert not any(line.startswith("step 22") for line in said)  # too soon after step 21
     assert "round 4 missed: [late] by 2 s" in said
+
+
+def test_off_a_terminal_steps_and_refusals_are_told_now_and_then_also_when_the_clock_is_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No step was told for an hour after the clock was set back by one, and no refusal ever, so nobody saw that a clock was wrong."""
+    now = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    stale = {"error": "Stale", "of": "34" * 32, "reason": "valid for 261 s", "more": 0}
+
+    async def played() -> AsyncIterator[dict[str, Any]]:
+        for second in range(130):
+            now[0] = float(second)
+            at = 5000.0 + second - (3600.0 if second > 60 else 0.0)
+            yield event(at, "step", step=second, loss=3.5, tokens=100, tokens_per_s=50.0, grad_norm=1.0, lr=0.1)
+            yield event(at, "refused", step=second, **stale)
+            if second == 5:
+                yield event(at, "refused", step=second, **{**stale, "error": "Malformed", "of": "", "reason": "[b]"})
+
+    console = Console(file=io.StringIO(), force_terminal=False, width=110)
+    asyncio.run(show(played(), folded([]), console))
+    assert isinstance(console.file, io.StringIO)
+    said = [line.split(" ", 1)[1] for line in console.file.getvalue().splitlines()]
+    assert [int(line.split()[1]) for line in said if line.startswith("step")] == list(range(0, 130, 10))
+    refused = [line for line in said if line.startswith("refused")]
+    assert refused[1] == "refused: [b] (nobody knows whose)"
+    assert [refused[0], *refused[2:]] == ["refused: valid for 261 s (343434343434)"] * 3
 
 
 def test_missing_kernels_are_told_and_nothing_else_of_them() -> None:
