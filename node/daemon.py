@@ -23,7 +23,7 @@ import msgspec
 from rich.console import Console
 
 from farflung.compression import kernels
-from farflung.node import exporting, founding
+from farflung.node import clocks, exporting, founding
 from farflung.node.control import ControlServer, Handler, only_node
 from farflung.node.discovery import Announcer, Finder, RecordChecks
 from farflung.node.door import Doors
@@ -165,7 +165,7 @@ class NodeDaemon:
             )
             stack.push_async_callback(engine.close)
             where = next((a for a in engine.addresses() if a.startswith("/")), "no address yet")
-            self.say(f"this node is {short(engine.peer_id)}, listening on {where}")
+            self.say("\n".join([f"this node is {short(engine.peer_id)}, listening on {where}", *clocks.warnings()]))
             swarm = await self._find_swarm(engine)
             signed = await self._find_manifest(engine, swarm)
             recipe = read_recipe(open_manifest(signed.encode(), swarm=signed.swarm, peer=None))

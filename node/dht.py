@@ -96,9 +96,14 @@ class Records:
 
     def look_again(self) -> None:
         """The clock has jumped: what is kept of our own swarm is checked once more, for what was taken by a clock that was ahead would outlast what is put now; and
-        seeds are asked, for after a sleep whoever we knew may be gone."""
+        seeds are asked, for after a sleep whoever we knew may be gone, and for what time it is."""
+        self._node.protocol.clocks.forget()
         self._node.protocol.keep(self._own)
         self._wake.set()
+
+    def clock_trouble(self) -> str:
+        """See `network.Network.clock_trouble`."""
+        return str(self._node.protocol.clocks.trouble(time.monotonic()))
 
     def add_seed(self, peer: PeerId) -> None:
         """A peer through which the DHT can be joined: one that our user or our own disk knows. The best come first."""
@@ -120,7 +125,8 @@ class Records:
             if not await self.join_once() and self._seeds.unasked:
                 continue  # there are seeds that have not been asked
             if self.joined.is_set() or not self._seeds:
-                pause, retry = REJOIN_S, RETRY_S
+                # While our clock seems wrong more peers are asked what time it is, and whether that still holds.
+                pause, retry = RETRY_MAX_S if self.clock_trouble() else REJOIN_S, RETRY_S
             else:
                 pause, retry = retry, min(RETRY_MAX_S, 2 * retry)
             try:

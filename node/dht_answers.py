@@ -8,6 +8,8 @@ Imports hivemind (and so torch): import it only where a DHT node is made.
 """
 
 import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 from hivemind.proto import dht_pb2
@@ -22,15 +24,21 @@ MAX_PEER_ID_BYTES = 64
 class CheckedAnswers:
     """In the place of hivemind's stub for one peer. An answer that cannot be raises RemoteError, which hivemind's calls take for no answer."""
 
-    def __init__(self, stub: Any, max_neighbours: int, max_bytes: int) -> None:
-        """`max_neighbours`: named for a key. `max_bytes`: of records, in one answer. `budget` of the calls is hivemind's `timeout`."""
+    def __init__(self, stub: Any, max_neighbours: int, max_bytes: int, told_time: Callable[[float], None]) -> None:
+        """`max_neighbours`: named for a key. `max_bytes`: of records, in one answer. `told_time` is called with the seconds that our clock is ahead of the
+        other's, when that has told its own. `budget` of the calls is hivemind's `timeout`."""
         self._stub = stub
+        self._told_time = told_time
         self._max_neighbours = max_neighbours
         self._max_bytes = max_bytes
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, **budget: float) -> dht_pb2.PingResponse:
+        asked_at = time.time()
         response = await self._stub.rpc_ping(request, **budget)
+        answered_at = time.time()
         _check_id(response.peer)
+        if response.dht_time:  # who has not set it says 0
+            self._told_time((asked_at + answered_at) / 2 - response.dht_time)
         return response
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, **budget: float) -> dht_pb2.StoreResponse:

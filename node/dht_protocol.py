@@ -23,6 +23,7 @@ from hivemind.p2p import P2PContext
 from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
 from hivemind.proto import dht_pb2
 
+from farflung.node.clocks import Clocks
 from farflung.node.dht_answers import CheckedAnswers
 from farflung.node.dht_guard import (
     ID_BYTES,
@@ -106,6 +107,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
         self._records = records
         self._start = start
         self._rates = Rates(monotonic())
+        self.clocks = Clocks()
         self._tell_of_all_at = -math.inf
         self._drawn: dict[DHTID, _Drawn | None] = {}
         """For each key of our own swarm what those get who ask for it alone, where it is not all."""
@@ -259,7 +261,12 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
 
     def get_stub(self, peer: PeerID) -> CheckedAnswers:
         # Packing adds 15 bytes to a record, which has more than four times as many with its signature.
-        return CheckedAnswers(super().get_stub(peer), self.bucket_size, MAX_ANSWER_BYTES * 5 // 4)
+        return CheckedAnswers(
+            super().get_stub(peer),
+            self.bucket_size,
+            MAX_ANSWER_BYTES * 5 // 4,
+            lambda ahead_s: self.clocks.note(peer.to_bytes(), ahead_s, monotonic()),
+        )
 
     async def call_find(
         self, peer: PeerID, keys: Collection[DHTID]

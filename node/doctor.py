@@ -5,8 +5,6 @@ refuse messages that are a minute off, and whether there is a C compiler, withou
 and speed are not examined.
 """
 
-import ctypes
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 from farflung.compression import kernels
 from farflung.compression.policy import parse_policy
 from farflung.node import disk
+from farflung.node.clocks import clock_state
 from farflung.node.machine import choose_runtime, describe_device, on_host, plan_memory
 from farflung.node.options import DoctorOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
@@ -34,9 +33,6 @@ from farflung.training.schedule import Schedule
 
 DEFAULT_CODEC = {field.name: field.default for field in msgspec.structs.fields(Manifest)}["downlink_codec"]
 """Of means, for a preset, which has no manifest."""
-
-_UNSYNCHRONISED = 5
-"""adjtimex's TIME_ERROR: nobody disciplines the clock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,17 +126,6 @@ def report(findings: dict[str, Any]) -> list[str]:
     slow = "none: int8 is coded at a third of the speed, deadzone at a fiftieth; install gcc"
     lines.append(f"C compiler: {findings['compiler'] or slow}")
     return lines
-
-
-def clock_state() -> str:
-    """`synchronised`, `not synchronised` or `unknown`: whether the kernel says that something keeps its clock right."""
-    if sys.platform != "linux":
-        return "unknown"
-    only_read = ctypes.create_string_buffer(512)  # struct timex of zeros: nothing to set
-    state = ctypes.CDLL(None).adjtimex(only_read)
-    if state < 0:
-        return "unknown"
-    return "not synchronised: run ntpd, chrony or systemd-timesyncd" if state == _UNSYNCHRONISED else "synchronised"
 
 
 def _patient(options: DoctorOptions) -> Patient:

@@ -309,6 +309,9 @@ class Engine:
     def unix_time(self) -> float:
         return time.time()
 
+    def clock_trouble(self) -> str:
+        return self._records.clock_trouble()
+
     async def close(self) -> None:
         if self._closing:
             return

@@ -55,7 +55,7 @@ async def look_up_name(network: Network, text: str, say: Say = nobody_listens) -
 
     claim = await _until_found(look, say)
     if claim is None:
-        raise missing
+        raise type(missing)(_clock_first(network, str(missing)))
     return claim
 
 
@@ -74,11 +74,20 @@ async def look_up_manifest(network: Network, swarm: bytes, name: str, say: Say =
 
     value = await _until_found(look, say)
     if value is None:
-        raise NetworkError(
+        nobody = (
             f"no peer of swarm {name} could be reached within {LOOK_UP_S:.0f} s: is one running? If its address "
             "has changed, give the new one with `--peer ADDRESS`, or ask for a new invitation"
         )
+        raise NetworkError(_clock_first(network, nobody))
     return value
+
+
+def _clock_first(network: Network, otherwise: str) -> str:
+    """Why nothing was found. By a clock that is wrong records count as over, or as ahead of time, and are left out of answers, however many there are."""
+    trouble = network.clock_trouble()
+    if not trouble:
+        return otherwise
+    return f"{trouble}, and join again; by a wrong clock, what peers keep counts as over, or as ahead of time. If it is right, {otherwise}"
 
 
 async def _until_found(look: Callable[[], Awaitable[T | None]], say: Say) -> T | None:

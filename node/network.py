@@ -120,5 +120,8 @@ class Network(Protocol):
     def unix_time(self) -> float:
         """Seconds since the epoch, for stamps and expiries. Virtual in simulations."""
 
+    def clock_trouble(self) -> str:
+        """What peers' answers say is wrong with this machine's clock, for people; empty while nothing is known to be."""
+
     async def close(self) -> None:
         """Stop serving, end connections and child processes."""

@@ -53,6 +53,8 @@ TICK_S = 0.25
 STANDING = ("joining", "waiting")
 """States in which a node does nothing until somebody else does."""
 
+ENDING = ("leaving", "finished")
+
 SAY_AGAIN_S = 10.0
 """Between two such reasons."""
 
@@ -457,7 +459,9 @@ class Peer:
 
     def _update_state(self) -> None:
         state, self.state_reason = self._state()
-        stands = self._stands(state)
+        trouble = "" if state in ENDING else self.network.clock_trouble()
+        self.state_reason = "; ".join(filter(None, (trouble, self.state_reason)))
+        stands = self._stands(state) or bool(trouble)
         news = self.state_reason != self._said_reason and (stands or self._stood)  # the end of standing is said, too
         if state != self.member.membership.state or (news and self._now() >= self._said_at + SAY_AGAIN_S):
             self.member.membership.state = state

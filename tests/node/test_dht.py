@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from farflung.node.clocks import Clocks
 from farflung.node.dht import REJOIN_S, RETRY_S, Records
 from farflung.node.identity import from_libp2p_bytes
 from farflung.node.network import PeerId
@@ -29,6 +30,7 @@ class Lab:
         self.searches = 0
         self.node_id = 0
         self.protocol = self
+        self.clocks = Clocks()
         self.records = Records(self, self.connect)  # type: ignore[arg-type]
         for seed in seeds:
             self.records.add_seed(seed)

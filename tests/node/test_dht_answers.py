@@ -169,3 +169,18 @@ def test_who_does_not_answer_a_ping_as_it_should_is_not_there(lab: Lab) -> None:
         assert await lab.protocol.call_ping(lab.peer(PEER)) == lab.module.node_id_of(lab.peer(PEER))
 
     run(body)
+
+
+def test_what_time_others_have_is_known_from_their_answers(lab: Lab) -> None:
+    """By it a node can tell that its own clock is wrong."""
+    from hivemind.proto import dht_pb2
+
+    async def body() -> None:
+        for number, time_s in enumerate([0.0, math.nan, math.inf, *(time.time() - ahead for ahead in (200, 201, 202))]):
+            answered = dht_pb2.PingResponse(peer=dht_pb2.NodeInfo(), dht_time=time_s)
+            lab.others_answer(rpc_ping=lambda request, answered=answered: answered)
+            await lab.protocol.call_ping(lab.peer(key(number)))
+        said = lab.protocol.clocks.trouble(lab.now)
+        assert said == "this machine's clock is 3 min ahead of those of 3 peers: set it"
+
+    run(body)

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from farflung.compression import kernels
-from farflung.node import daemon, disk, doctor
+from farflung.node import daemon, disk
 from farflung.node.cli import app
-from farflung.node.doctor import clock_state, examine, report
+from farflung.node.doctor import examine, report
 from farflung.node.options import CreateOptions, DoctorOptions
 from farflung.protocol.errors import ConfigError
 
@@ -101,12 +101,6 @@ def test_what_goes_while_it_is_counted_is_not_there(tmp_path: Path, monkeypatch:
 def test_wrong_questions_are_refused(options: dict[str, str], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         examine(DoctorOptions(home=tmp_path, **options))  # type: ignore[arg-type]
-
-
-def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert clock_state().startswith(("synchronised", "not synchronised", "unknown"))
-    monkeypatch.setattr(doctor.sys, "platform", "darwin")
-    assert clock_state() == "unknown"
 
 
 def test_who_has_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,3 +96,19 @@ def test_a_network_that_does_not_answer_is_asked_again_and_then_told_of(monkeypa
         assert asked > 10
 
     in_network(body)
+
+
+def test_by_a_wrong_clock_nothing_is_found_and_that_is_said_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers were reached, and the person was told that nobody could be."""
+
+    async def body(networks: list[Network]) -> None:
+        trouble = "this machine's clock is 67 min ahead of those of 3 peers: set it"
+        monkeypatch.setattr(networks[2], "clock_trouble", lambda: trouble)
+        with pytest.raises(NetworkError) as nobody:
+            await look_up_manifest(networks[2], bytes(32), "alpha")
+        with pytest.raises(ConfigError) as unclaimed:
+            await look_up_name(networks[2], "alpha")
+        for said, otherwise in ((str(nobody.value), "no peer of swarm alpha"), (str(unclaimed.value), "alpha")):
+            assert said.startswith(f"{trouble}, and join again") and otherwise in said.partition("If it is right, ")[2]
+
+    in_network(body)

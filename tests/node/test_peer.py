@@ -18,7 +18,7 @@ from farflung.node.allowance import BURST_BYTES, BYTES_PER_S, LEAST_BYTES
 from farflung.node.detours import Detours
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
-from farflung.node.peer import TICK_S
+from farflung.node.peer import SAY_AGAIN_S, TICK_S
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.terms import Terms
@@ -368,3 +368,23 @@ def test_what_its_disk_says_that_it_has_voted_for_binds_it_though_its_history_is
             peer.stop("the test is over")
 
     assert not refusals(body)
+
+
+def test_a_clock_that_peers_say_is_wrong_is_told_as_the_first_reason_of_the_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a node looked for somebody who knows the swarm's history for ever, and had refused nothing."""
+
+    async def body(hub: MemoryHub, network: MemoryNetwork, peer: ReplicaPeer) -> None:
+        said: list[dict[str, Any]] = []
+        peer.log.subscribe(said.append)
+        for trouble in ("", "this machine's clock is 3 min ahead of those of 4 peers: set it", ""):
+            monkeypatch.setattr(network, "clock_trouble", lambda trouble=trouble: trouble)
+            await asyncio.sleep(SAY_AGAIN_S)
+            peer._update_state()
+            assert peer.state_reason.startswith(trouble)
+        reasons = [event["reason"] for event in said if event["event"] == "node.state"]
+        assert len(reasons) == 3 and reasons[1].startswith("this machine's clock") and reasons[0] == reasons[2] != ""
+        assert reasons[1].endswith(f"; {reasons[0]}")
+
+    assert refusals(body) == []
