@@ -165,7 +165,9 @@ class NodeDaemon:
             )
             stack.push_async_callback(engine.close)
             where = next((a for a in engine.addresses() if a.startswith("/")), "no address yet")
-            self.say("\n".join([f"this node is {short(engine.peer_id)}, listening on {where}", *clocks.warnings()]))
+            self.say(f"this node is {short(engine.peer_id)}, listening on {where}")
+            for warning in [] if self._is_local else clocks.warnings():
+                self.say(warning)
             swarm = await self._find_swarm(engine)
             signed = await self._find_manifest(engine, swarm)
             recipe = read_recipe(open_manifest(signed.encode(), swarm=signed.swarm, peer=None))

@@ -27,8 +27,11 @@ GATHER_S = 0.5
 class Entrance:
     """See the module. `run` once, before there is a peer."""
 
-    def __init__(self, outside: Outside, fits: Collection[int], *, spent: Callable[[Life], bool]) -> None:
-        """`fits`: stages that may be taken; one, when it was chosen by a person. `spent`: whether we began a life once, and its state is lost."""
+    def __init__(
+        self, outside: Outside, fits: Collection[int], *, spent: Callable[[Life], bool], say: Callable[[str], None]
+    ) -> None:
+        """`fits`: stages that may be taken; one, when it was chosen by a person. `spent`: whether we began a life once, and its state is lost. `say` is
+        called with what keeps answers away, once each."""
         self.reason = "asks who serves which stage"
         """What it waits for: a sentence for people."""
         outside.wants, outside.fits, outside.makes = -1, frozenset(fits), 0
@@ -36,6 +39,8 @@ class Entrance:
         self._roll = outside.roll
         self._fits = fits
         self._spent = spent
+        self._say = say
+        self._said = ""
         self._counts: list[int] = []
         """Peers of each stage, those included who want it, by what we were told since we last said what we want."""
         self._news = asyncio.Event()
@@ -49,6 +54,7 @@ class Entrance:
                 async with asyncio.timeout(ASK_S):
                     await self._news.wait()
             except TimeoutError:
+                self._tell_of_clock()
                 continue
             if self._outside.wants < 0:
                 await asyncio.sleep(GATHER_S)
@@ -64,6 +70,12 @@ class Entrance:
                 return life
             self.reason = f"waits until somebody has stage {wanted}, or we are to begin it"
             await asyncio.sleep(ASK_S)
+
+    def _tell_of_clock(self) -> None:
+        trouble = self._outside.network.clock_trouble()
+        if trouble and trouble != self._said:
+            self._said = trouble
+            self._say(f"nobody answers: {trouble}")
 
     def _called(self) -> Life | None:
         """A life that we are to begin, whatever we wanted."""

@@ -236,7 +236,7 @@ class StageStart:
         say("asking the swarm which stage needs a peer ...")
         found = {stage: self._remains(stage, self._roll.number(stage)) for stage in stages}
         self._outside.kept = {stage: one.place.version for stage, one in found.items() if one is not None}
-        return self._taken(await Entrance(self._outside, stages, spent=self._spent).run(), say)
+        return self._taken(await Entrance(self._outside, stages, spent=self._spent, say=say).run(), say)
 
     def _spent(self, life: Life) -> bool:
         """See `remains.spent`."""

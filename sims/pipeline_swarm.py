@@ -260,7 +260,7 @@ class PipelineSwarm:
                     fits = range(manifest.pipeline.stages) if told is None else (told,)
                     found = {stage: disk.remains(stage) for stage in fits}
                     outside.kept = {stage: one.place.version for stage, one in found.items() if one is not None}
-                    disk.life = await Entrance(outside, fits, spent=is_spent).run()
+                    disk.life = await Entrance(outside, fits, spent=is_spent, say=lambda text: None).run()
                     disk.keep(roll)
                 survives, serves = serves == disk.life.stage, disk.life.stage
                 goes_on = await self._serve(index, disk.life, outside, mail, log, survives=survives)

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from tests.node.founded import found, wait_for_the_dht
 
-from farflung.node import daemon, listening, wanted
+from farflung.node import clocks, daemon, listening, wanted
 from farflung.node.control import ControlError, only_node, request, stream
 from farflung.node.door import Doors
 from farflung.node.engine import Engine
@@ -151,6 +151,42 @@ def test_caps_reach_the_engine(tmp_path: Path, corpus: Path) -> None:
             0
         )
         assert (config.up_bytes_per_s, config.down_bytes_per_s) == expected
+
+
+def test_a_clock_that_nothing_keeps_right_is_warned_of_where_others_have_clocks(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stub:
+        """A network that has started, and then is looked for no further."""
+
+        peer_id = bytes(32)
+
+        @classmethod
+        async def create(cls, *args: Any, **options: Any) -> "Stub":
+            return cls()
+
+        def addresses(self) -> list[str]:
+            return []
+
+        async def close(self) -> None: ...
+
+    async def enough(node: daemon.NodeDaemon, engine: Any) -> NoReturn:
+        raise ConfigError("enough")
+
+    found(tmp_path, corpus, local=False)
+    paths = resolve_paths(tmp_path / "a", {})
+    monkeypatch.setattr(daemon, "Engine", Stub)
+    monkeypatch.setattr(daemon.NodeDaemon, "_find_swarm", enough)
+    monkeypatch.setattr(clocks, "clock_state", lambda: "not synchronised: run ntpd")
+    for local in (False, True):
+        output = io.StringIO()
+        options = JoinOptions(swarm="alpha", home=tmp_path / "a", local=local, port=0)
+        meant, console = wanted.local_swarm(paths, "alpha", ()), Console(file=output, width=200)
+        identity = Identity.load_or_create(paths.identity)
+        node = daemon.NodeDaemon(options, paths, identity, meant, console, io.StringIO(), ExitStack())
+        with pytest.raises(ConfigError, match="enough"):
+            asyncio.run(node.run())
+        assert ("warning: this machine's clock is not synchronised" in output.getvalue()) == (not local)
 
 
 # ---- real nodes ----------------------------------------------------------------------------------------------------

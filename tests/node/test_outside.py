@@ -3,8 +3,10 @@
 import asyncio
 import random
 
+import pytest
 from tests.protocol.pipeline_says import says
 
+from farflung.node.entrance import Entrance
 from farflung.node.outside import Outside
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.shadows import Shelf
@@ -20,6 +22,33 @@ from farflung.sims.network import MemoryNetwork
 
 SWARM = b"s" * 32
 NEWCOMER, MEMBER, STRANGER, FOUNDER = (Ed25519Signer(bytes([i]) * 32) for i in range(1, 5))
+
+
+def test_who_gets_no_answer_by_its_wrong_clock_is_told_once() -> None:
+    """It asked for ever."""
+
+    async def main() -> None:
+        hub = MemoryHub(asyncio.get_running_loop(), random.Random(0), LinkModel())
+        network = MemoryNetwork(hub, NEWCOMER.peer_id)
+        said: list[str] = []
+        trouble = "this machine's clock is 3 min ahead of those of 4 peers: set it"
+        network.clock_trouble = lambda: trouble  # type: ignore[method-assign]
+        outside = Outside(
+            network=network,
+            mail=PipelineMail(network, NEWCOMER, SWARM, pipeline_messages.decode),
+            roll=Roll(SWARM, FOUNDER.peer_id, NEWCOMER.peer_id, 2, 2.0),
+            shelf=Shelf(),
+            admission=b"",
+            domains=UNKNOWN,
+            admits=lambda peer, token: True,
+            refused=lambda error: None,
+        )
+        entrance = Entrance(outside, {0, 1}, spent=lambda life: False, say=said.append)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(entrance.run(), 30.0)
+        assert said == [f"nobody answers: {trouble}"]
+
+    clock.run(main())
 
 
 def test_strangers_are_refused_and_known_of_nowhere() -> None:
