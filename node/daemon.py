@@ -5,7 +5,8 @@ manifest (disk or DHT, verified) ─ control socket ─ data and learner ─ pee
 look-ups in the DHT, the book of known peers, and what is shown. On the way out the peer says goodbye and saves first, then
 the control socket answers who waits, then the network closes.
 
-Signals: the first SIGINT or SIGTERM leaves cleanly, a second SIGINT ends at once; what is on disk is always enough to go on.
+Signals: the first SIGINT (Ctrl-C), SIGTERM (the system) or SIGHUP (its terminal was closed) leaves cleanly, a second SIGINT ends at once; what is on disk is
+always enough to go on.
 """
 
 import asyncio
@@ -49,6 +50,7 @@ from farflung.node.recipe import Recipe, admission_check, read_recipe
 from farflung.node.rehearsal import Rehearsal
 from farflung.node.runner import freeze_imports, more_files, on_purpose, run_loop
 from farflung.node.serving import Left
+from farflung.node.signals import ENDING, heard
 from farflung.node.signer import IdentitySigner
 from farflung.node.status import NodeStatus
 from farflung.node.storage import FileStorage, check_ours, newest_history
@@ -424,9 +426,9 @@ class NodeDaemon:
 
 
 async def _until_signalled(node: NodeDaemon) -> int:
-    """Run a node; SIGTERM and the first SIGINT make it leave, a second SIGINT ends the process at once. Returns the exit status: not 0 where somebody
+    """Run a node; the first signal makes it leave, a second SIGINT ends the process at once. Returns the exit status: not 0 where somebody
     has interrupted it before it was up."""
-    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+    main = asyncio.current_task()
     assert main is not None
     asked: list[signal.Signals] = []
 
@@ -439,19 +441,14 @@ async def _until_signalled(node: NodeDaemon) -> int:
         elif len(asked) == 1:
             main.cancel()
 
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    for kind in kinds:
-        loop.add_signal_handler(kind, on_signal, kind)
     try:
-        await node.run()
+        with heard((signal.SIGINT, *ENDING), on_signal):
+            await node.run()
     except asyncio.CancelledError:
         if not asked:
             raise
         node.say("stopped before the node was up")
-        return 128 + signal.SIGINT if signal.SIGINT in asked else 0  # who sends SIGTERM wants it to end, and it has
-    finally:
-        for kind in kinds:
-            loop.remove_signal_handler(kind)
+        return 128 + signal.SIGINT if signal.SIGINT in asked else 0  # who sends another wants it to end, and it has
     return 0
 
 

@@ -4,17 +4,15 @@ its temporary folders, stay.
 
 import asyncio
 import signal
-import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
 from farflung.node.runner import run_loop
+from farflung.node.signals import ENDING, heard
 
 T = TypeVar("T")
-
-KINDS = (signal.SIGTERM,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -23,11 +21,11 @@ def orderly_end() -> Iterator[None]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         # the first is enough: what ends because of it is not to be interrupted
-        for kind in KINDS:
+        for kind in ENDING:
             signal.signal(kind, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = {kind: signal.signal(kind, leave) for kind in KINDS if signal.getsignal(kind) is not signal.SIG_IGN}
+    before = {kind: signal.signal(kind, leave) for kind in ENDING if signal.getsignal(kind) is not signal.SIG_IGN}
     try:
         yield
     finally:
@@ -41,28 +39,20 @@ def run_until_told(main: Coroutine[Any, Any, T]) -> T:
     made: list[T] = []
 
     async def cancelled_when_told() -> None:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        task = asyncio.current_task()
         assert task is not None
 
-        def leave(number: int) -> None:
+        def leave(kind: signal.Signals) -> None:
             if not told:
-                told.append(number)
+                told.append(kind)
                 task.cancel()
 
-        before = {kind: signal.getsignal(kind) for kind in KINDS}
-        # who is to be deaf to them, as behind nohup, stays so
-        heard = [kind for kind, handler in before.items() if handler is not signal.SIG_IGN and sys.platform != "win32"]
-        for kind in heard:
-            loop.add_signal_handler(kind, leave, kind)
         try:
-            made.append(await main)
+            with heard(ENDING, leave):
+                made.append(await main)
         except asyncio.CancelledError:
             if not told:
                 raise
-        finally:
-            for kind in heard:
-                loop.remove_signal_handler(kind)
-                signal.signal(kind, before[kind])
 
     run_loop(cancelled_when_told())
     if told:

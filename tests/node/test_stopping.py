@@ -142,7 +142,7 @@ def test_nodes_leave_when_asked_to_and_go_on_where_they_were_when_killed(tmp_pat
         leaves(b, b.process.terminate, told=a)
         leaves(c, c.interrupt, told=a)
         a.until(lambda: a.events("step")[-1]["step"] > steps_of(a, place(a)))
-        leaves(a, a.interrupt)
+        leaves(a, lambda: a.process.send_signal(signal.SIGHUP))  # its terminal is closed
     events = load_events(event_files(tmp_path))
     logs = Logs(events=events, run=RunFacts(name="alpha", started=0.0, ended=0.0, peers=[]))
     counted = [by_peer.values() for by_peer in committed_samples(logs)]
