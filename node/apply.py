@@ -121,6 +121,8 @@ class Applier:
         self._pending = 0
         self._digest = b""
         self._finishing = False
+        self.downloading = False
+        """Whether it waits for others' chunks, which may take any time; the trainer is busy meanwhile."""
         self.steady = asyncio.Event()
         """Set while the learner's outer state is that of `version`; not while a commit or a download changes it."""
         self.steady.set()
@@ -164,7 +166,7 @@ class Applier:
                 self.push(certified)
 
     def finish(self) -> None:
-        """End `run` after what it is doing now."""
+        """End `run` after what it is doing now, and begin no download."""
         self._finishing = True
         self._queue.put_nowait(None)
 
@@ -190,8 +192,12 @@ class Applier:
         prepared = await self._prepare(commit)
         downloaded = prepared is None and commit.version > self.version
         if downloaded:
+            if self._finishing:
+                return
+            self.downloading = True
             with self._log.span("download", commit.height):
                 await self._download_state(commit)
+            self.downloading = False
         async with self._trainer.busy:
             if prepared is not None:
                 self.steady.clear()

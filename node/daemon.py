@@ -220,12 +220,11 @@ class NodeDaemon:
         doors = Doors.threads()
         if self._rehearsal is not None:
             doors = self._rehearsal.doors(doors)
-        with (
-            contextlib.closing(doors),
-            contextlib.closing(self._log(engine, swarm)) as log,
-            _last_words(log),
-            ExitStack() as serving,
-        ):
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(asyncio.to_thread, doors.close)  # signals are heard while a step is finished
+            log = closing.enter_context(contextlib.closing(self._log(engine, swarm)))
+            closing.enter_context(_last_words(log))
+            serving = closing.enter_context(ExitStack())
             serving.callback(engine.stop_serving)  # before the doors are closed, through which it works
             prepared = await doors.side.run(kernels.prepare, self._paths.cache / "kernels")
             log.emit("kernels", native=prepared.native, reason=prepared.reason)

@@ -1,7 +1,12 @@
-"""When a node that leaves may go: once its chain goes on without it, so that the others are not left short of a vote, or of the state."""
+"""When a node that leaves may go: once its chain goes on without it, so that the others are not left short of a vote, or of the state; and once its own work is
+done, so that there is a place to save."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from farflung.node.apply import Applier
+from farflung.node.trainer import Trainer
 from farflung.protocol import patience
 from farflung.protocol.member import Member
 
@@ -10,6 +15,12 @@ LET_GO_S = 8.0
 
 HAND_OVER_S = 60.0
 """The same where those who stay, or are on their way in, can decide nothing without its vote: gone too early it would leave them standing."""
+
+SAY_S = 5.0
+"""A step that takes longer is spoken of."""
+
+STOP_S = 30.0
+"""How long a node that leaves waits for the means of a commit, and for what of its last work changes nothing."""
 
 
 @dataclass(slots=True)
@@ -45,3 +56,29 @@ class Departure:
             return not self.member.in_view
         head, heartbeat = self.member.head.commit, self.member.membership.heartbeat
         return any((beat := heartbeat(p)) is not None and beat.height >= head.height for p in head.view)
+
+
+async def work_done(
+    applier: Applier,
+    trainer: Trainer,
+    *,
+    applying: asyncio.Task[None],
+    training: asyncio.Task[None],
+    say: Callable[[str], None],
+) -> None:
+    """Until nothing changes the learner any more, after `finish` of both: the step under way and the commit that is being taken are finished, however long that
+    takes, for there is no place to save in the middle of them. `say` is told when it takes long.
+
+    A download is given up at once: what it has is on disk, and the next start goes on from there. A commit that lacks its means after `STOP_S` is taken then, too.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + STOP_S
+    if applier.downloading:
+        applying.cancel()  # training may be waiting for it
+    if not (await asyncio.wait([training], timeout=SAY_S))[0]:
+        say("the step under way is finished and saved before the node ends, however long it takes")
+        await asyncio.wait([training])
+    await asyncio.wait([applying], timeout=max(0.0, give_up_at - loop.time()))
+    async with trainer.busy:  # so it does not stop in the middle of what it makes of a commit
+        applying.cancel()
+    await asyncio.wait([applying])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from farflung.node.apply import Applier, Evaluate, Keep
 from farflung.node.catchup import Catchup
-from farflung.node.departure import Departure
+from farflung.node.departure import Departure, work_done
 from farflung.node.detours import Detours
 from farflung.node.donor import Donor
 from farflung.node.exchange import Exchange
@@ -60,9 +60,6 @@ SAY_AGAIN_S = 10.0
 
 LINGER_S = 20.0
 """How long a node that has finished serves those who have not."""
-
-STOP_S = 30.0
-"""How long a leaving node waits for the step or the commit it is busy with."""
 
 AGENT = "farflung/0.1.0"
 """What this software calls itself."""
@@ -235,13 +232,13 @@ class Peer:
                 self.network.on_message(self._on_message)
                 self.exchange.serve()
                 self._donor.serve(self.refused, self.admitted, within_s=TRANSFER_S)
-                working = {group.create_task(self.applier.run()), group.create_task(self.trainer.run())}
+                applying, training = group.create_task(self.applier.run()), group.create_task(self.trainer.run())
                 self._begin(group)
                 if held is not None:
                     group.create_task(self._keep_held(), name="first checkpoint")
                 self.found(known)
                 await self._stop.wait()
-                await self._leave(working)
+                await self._leave(applying, training)
                 raise _Ended
         except* _Ended:
             pass
@@ -296,7 +293,7 @@ class Peer:
         self.stop_reason = self.stop_reason or reason
         self._stop.set()
 
-    async def _leave(self, working: set[asyncio.Task[None]]) -> None:
+    async def _leave(self, applying: asyncio.Task[None], training: asyncio.Task[None]) -> None:
         """Finish what is being computed, wait to be let go, so that the others are not left short of a vote, and save."""
         self.departure.begin(self._now())
         self.member.membership.leave(self._now())
@@ -305,10 +302,12 @@ class Peer:
         self._do(self.member.leave(self.stop_reason))
         await self._let_go.wait()
         self.applier.finish()
-        # A download is given up at once: what it has is on disk, and the next start goes on from there.
-        _, busy = await asyncio.wait(working, timeout=STOP_S if self.applier.steady.is_set() else 0.0)
-        if not busy and self.applier.steady.is_set() and self._waited_for is None:
+        await work_done(self.applier, self.trainer, applying=applying, training=training, say=self._say_leaving)
+        if self.applier.steady.is_set() and self._waited_for is None:
             await self.applier.save_place()
+
+    def _say_leaving(self, reason: str) -> None:
+        self.log.emit("node.state", state="leaving", reason=reason)
 
     def _watch_end(self, now: float) -> None:
         """When the run is complete: serve those who are behind for a moment, then leave. When we wait for a group in vain, and there are others: at once."""
