@@ -130,9 +130,9 @@ class Libp2p:
 
     async def watch(self) -> None:
         """Until the daemon ends by itself; raises NetworkError then."""
-        await self._daemon.wait()
+        how = await self._daemon.wait()
         if not self._closing:
-            raise NetworkError(f"the libp2p daemon ended: {self._daemon.last_words}")
+            raise NetworkError(how)
 
     async def serve(self, protocol: str, accepted: Accepted, room: Room, admit: Callable[[PeerId], bool]) -> None:
         """Have `accepted` called, in a task of ours, for each incoming stream of `protocol` for which there is room; `admit` says who is no stranger."""

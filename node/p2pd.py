@@ -9,6 +9,7 @@ The flags are those of `P2P.create` in hivemind 1.1.12.
 import asyncio
 import contextlib
 import shutil
+import signal
 import sys
 import tempfile
 from collections import deque
@@ -20,6 +21,7 @@ import structlog
 
 from farflung.node import lifeline
 from farflung.node.identity import Identity
+from farflung.node.paths import socket_folder
 from farflung.protocol.errors import NetworkError
 
 STOP_S = lifeline.GRACE_S + 5.0
@@ -64,7 +66,8 @@ class P2pd:
     @classmethod
     async def start(cls, identity: Identity, config: P2pdConfig) -> "P2pd":
         """Start the daemon and wait until it listens. Raises NetworkError with its last words."""
-        folder = Path(tempfile.mkdtemp(prefix="farflung-"))  # mode 0700: nobody else may steer our daemon
+        beside = socket_folder("farflung-12345678/control")
+        folder = Path(tempfile.mkdtemp(prefix="farflung-", dir=beside))  # mode 0700: nobody else may steer our daemon
         daemon: P2pd | None = None
         try:
             key = folder / "key"
@@ -111,7 +114,7 @@ class P2pd:
         finally:
             if not ready:
                 await self.stop()
-        raise NetworkError(f"the libp2p daemon ended: {' / '.join(self._last_lines)}")
+        raise NetworkError(await self.wait())
 
     async def _line(self) -> str:
         """The next line of the daemon's output; empty when it has ended."""
@@ -129,14 +132,12 @@ class P2pd:
             _log.debug("p2pd", line=text)
         return text
 
-    async def wait(self) -> None:
-        """Until the daemon ends; its output goes to the log meanwhile."""
+    async def wait(self) -> str:
+        """Until the daemon ends; its output goes to the log meanwhile. Returns how it ended, for people."""
         while await self._line():
             pass
-
-    @property
-    def last_words(self) -> str:
-        return " / ".join(self._last_lines)
+        how = _end_of(await self._process.wait())
+        return f"the libp2p daemon {how}; its last words: {' / '.join(self._last_lines)}"
 
     async def stop(self) -> None:
         """End the daemon and remove its folder."""
@@ -150,6 +151,15 @@ class P2pd:
                 self._process.kill()
             await self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _end_of(status: int) -> str:
+    """What the lifeline's exit status says: 128 and the signal, for a command that was killed."""
+    if status <= 128 or status - 128 not in {kind.value for kind in signal.Signals}:
+        return f"ended with status {status}"
+    kind = signal.Signals(status - 128)
+    why = ", perhaps for want of memory" if kind is signal.SIGKILL else ""
+    return f"was killed by signal {kind.value} ({kind.name}){why}"
 
 
 def _flags(config: P2pdConfig, key: Path, control: str) -> list[str]:

@@ -205,8 +205,14 @@ def _socket_path(state: Path, hash_hex: str) -> Path:
     # The name depends on the whole path, so that two homes with the same swarm do not share a socket.
     short = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     user = os.getuid() if hasattr(os, "getuid") else os.getlogin()
-    beside = [Path(folder) / f"{APP}-{user}" / f"{short}.sock" for folder in (tempfile.gettempdir(), "/tmp")]
-    return beside[0] if _fits(beside[0]) else beside[1]  # that of a job may be as deep as a home
+    beside = f"{APP}-{user}/{short}.sock"
+    return socket_folder(beside) / beside
+
+
+def socket_folder(name: str) -> Path:
+    """The temporary folder, if a socket of this name in it has a path that fits; else /tmp, for that of a job may be as deep as a home."""
+    own = Path(tempfile.gettempdir())
+    return own if _fits(own / name) else Path("/tmp")
 
 
 def _fits(path: Path) -> bool:
