@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from farflung.node.paths import SwarmPaths
+from farflung.node.paths import HOME_VARIABLE, SwarmPaths
 from farflung.protocol.errors import ConfigError, FarflungError, LocalError
 
 MAX_REQUEST_BYTES = 64 << 10
@@ -184,7 +184,7 @@ async def stream(swarm: SwarmPaths, verb: str, **args: Any) -> AsyncGenerator[An
 def only_node(swarm: SwarmPaths) -> Iterator[None]:
     """Hold the lock of a swarm's folder: two nodes with one identity would vote twice.
 
-    Raises ConfigError when another process holds it. The system drops the lock when the process dies, however
+    Raises ConfigError when another process holds it, or where files cannot be locked. The system drops the lock when the process dies, however
     it dies.
     """
     swarm.folder.mkdir(parents=True, exist_ok=True)
@@ -195,6 +195,11 @@ def only_node(swarm: SwarmPaths) -> Iterator[None]:
             raise ConfigError(
                 f"a node of swarm {swarm.name} runs here already; look at it with "
                 f"`farflung status {swarm.name}`, or give another one its own --home"
+            ) from error
+        except OSError as error:  # ENOLCK, ENOTSUP and others, by the file system
+            raise ConfigError(
+                f"{swarm.lock} cannot be locked ({error.strerror}), as on some network file systems; put this node's files on a "
+                f"disk of this machine: --home, or the environment variable {HOME_VARIABLE}"
             ) from error
         yield
 

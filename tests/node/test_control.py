@@ -1,6 +1,8 @@
 """The control socket: one answer, streams, errors, rights, limits, stopping."""
 
 import asyncio
+import errno
+import fcntl
 import json
 import os
 import socket
@@ -309,3 +311,12 @@ def test_one_node_per_swarm_and_home(swarm: SwarmPaths) -> None:
             pass
     with only_node(swarm):
         assert os.path.exists(swarm.lock)
+
+
+def test_a_disk_that_cannot_lock_is_named_with_the_remedy(swarm: SwarmPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ConfigError, match=r"cannot be locked .No locks available.*FARFLUNG_HOME"), only_node(swarm):
+        pass
