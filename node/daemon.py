@@ -141,6 +141,8 @@ class NodeDaemon:
         self._verbs: dict[str, Handler] = {}
         """What the control socket serves now."""
         self._stop_reason = ""
+        self._failure: Exception | None = None
+        """What has ended the network, once its end has been told of."""
 
     @property
     def _is_local(self) -> bool:
@@ -165,7 +167,7 @@ class NodeDaemon:
                 admit=self._admit,
                 refused=self._refused,
             )
-            stack.push_async_callback(engine.close)
+            stack.push_async_callback(self._close, engine)
             where = next((a for a in engine.addresses() if a.startswith("/")), "no address yet")
             self.say(f"this node is {short(engine.peer_id)}, listening on {where}")
             for warning in [] if self._is_local else clocks.warnings():
@@ -332,7 +334,8 @@ class NodeDaemon:
         check_ours(history, peer.member.settings.swarm, swarm.checkpoint)  # of a stage its group
         async with asyncio.TaskGroup() as tasks:
             viewing = tasks.create_task(self._view(events, self._fresh_status(engine, swarm, recipe)))
-            others = [tasks.create_task(work) for work in (announcer.run(), finder.run(), engine.wait_failed())]
+            others = [tasks.create_task(work) for work in (announcer.run(), finder.run())]
+            others.append(tasks.create_task(self._watch(engine, peer, tuple(others))))
             self._peer = peer
             if self._stop_reason:
                 peer.stop(self._stop_reason)
@@ -340,6 +343,8 @@ class NodeDaemon:
                 anchor=anchor, history=history, known=dict.fromkeys(p for p in known if p != engine.peer_id)
             )
             self._peer = None
+            if self._failure is not None and (left.avoids or left.moves_to is not None):
+                raise self._failure
             for task in others:
                 task.cancel()
             finder.save()
@@ -348,6 +353,24 @@ class NodeDaemon:
             for task in late:  # nobody reads what it shows
                 task.cancel()
         return left
+
+    async def _watch(self, engine: Engine, peer: Peer, others: tuple[asyncio.Task[None], ...]) -> None:
+        """When the network ends, so does the peer; but it saves first."""
+        try:
+            await engine.wait_failed()
+        except ExceptionGroup as error:
+            self._failure = error
+            for task in others:
+                task.cancel()
+            self.say(f"saving, and ending without goodbye: {on_purpose(error) or 'the network has failed'}")
+            peer.cut_off(error)
+
+    async def _close(self, engine: Engine) -> None:
+        try:
+            await engine.close()
+        except ExceptionGroup:
+            if self._failure is None:  # else it was raised before, or the node had been asked to leave anyway
+                raise
 
     # ---- small things ------------------------------------------------------------------------------------------
 

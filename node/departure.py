@@ -30,6 +30,8 @@ class Departure:
     member: Member
     patience_s: float = LET_GO_S
     """How long it waits to be let go, at least where it is needed."""
+    alone: bool = False
+    """Whether its network has ended, so that nobody can let it go."""
     _began_at: float | None = field(default=None, init=False)
     _was_member: bool = field(default=False, init=False)
 
@@ -39,8 +41,8 @@ class Departure:
 
     def is_over(self, now: float) -> bool:
         """Whether it leaves and may go: nobody can be made to let us go, and they will find us gone."""
-        if self._began_at is None:
-            return False
+        if self._began_at is None or self.alone:
+            return self._began_at is not None
         since_s, deciding = now - self._began_at, self.member.consensus
         if not self.member.in_view:
             return self.is_let_go or since_s >= self.patience_s
@@ -57,28 +59,27 @@ class Departure:
         head, heartbeat = self.member.head.commit, self.member.membership.heartbeat
         return any((beat := heartbeat(p)) is not None and beat.height >= head.height for p in head.view)
 
+    async def work_done(
+        self,
+        applier: Applier,
+        trainer: Trainer,
+        applying: asyncio.Task[None],
+        training: asyncio.Task[None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Until nothing changes the learner any more, after `finish` of both: the step under way and the commit that is being taken are finished, however long that
+        takes, for there is no place to save in the middle of them. `say` is told when it takes long.
 
-async def work_done(
-    applier: Applier,
-    trainer: Trainer,
-    *,
-    applying: asyncio.Task[None],
-    training: asyncio.Task[None],
-    say: Callable[[str], None],
-) -> None:
-    """Until nothing changes the learner any more, after `finish` of both: the step under way and the commit that is being taken are finished, however long that
-    takes, for there is no place to save in the middle of them. `say` is told when it takes long.
-
-    A download is given up at once: what it has is on disk, and the next start goes on from there. A commit that lacks its means after `STOP_S` is taken then, too.
-    """
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + STOP_S
-    if applier.downloading:
-        applying.cancel()  # training may be waiting for it
-    if not (await asyncio.wait([training], timeout=SAY_S))[0]:
-        say("the step under way is finished and saved before the node ends, however long it takes")
-        await asyncio.wait([training])
-    await asyncio.wait([applying], timeout=max(0.0, give_up_at - loop.time()))
-    async with trainer.busy:  # so it does not stop in the middle of what it makes of a commit
-        applying.cancel()
-    await asyncio.wait([applying])
+        A download is given up at once: what it has is on disk, and the next start goes on from there. A commit that lacks its means after `STOP_S` is taken then, too.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + (0.0 if self.alone else STOP_S)
+        if applier.downloading:
+            applying.cancel()  # training may be waiting for it
+        if not (await asyncio.wait([training], timeout=SAY_S))[0]:
+            say("the step under way is finished and saved before the node ends, however long it takes")
+            await asyncio.wait([training])
+        await asyncio.wait([applying], timeout=max(0.0, give_up_at - loop.time()))
+        async with trainer.busy:  # so it does not stop in the middle of what it makes of a commit
+            applying.cancel()
+        await asyncio.wait([applying])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from farflung.node.apply import Applier, Evaluate, Keep
 from farflung.node.catchup import Catchup
-from farflung.node.departure import Departure, work_done
+from farflung.node.departure import Departure
 from farflung.node.detours import Detours
 from farflung.node.donor import Donor
 from farflung.node.exchange import Exchange
@@ -186,6 +186,7 @@ class Peer:
         self._stop = asyncio.Event()
         self._let_go = asyncio.Event()
         self.departure = Departure(self.member)
+        self._cut_off: Exception | None = None
         self._net_at = 0.0
         self.rest = Rest(self._due_at)
         self.witness_meeting: Callable[[bytes, Part, Tensor], None] = lambda plan_id, part, term: None
@@ -242,6 +243,8 @@ class Peer:
                 raise _Ended
         except* _Ended:
             pass
+        if self._cut_off is not None and not self.stop_reason:
+            raise self._cut_off
         self.log.emit("node.stop", reason=self.stop_reason, member=self.member.in_view and not self._is_complete())
         if self._waited_for is not None:
             await self._journal(self._storage.clear)
@@ -293,6 +296,11 @@ class Peer:
         self.stop_reason = self.stop_reason or reason
         self._stop.set()
 
+    def cut_off(self, error: Exception) -> None:
+        """The network has ended: save, and end as well. `run` raises `error` then, unless it was told to `stop`."""
+        self._cut_off, self.departure.alone = error, True
+        self._stop.set()
+
     async def _leave(self, applying: asyncio.Task[None], training: asyncio.Task[None]) -> None:
         """Finish what is being computed, wait to be let go, so that the others are not left short of a vote, and save."""
         self.departure.begin(self._now())
@@ -302,7 +310,7 @@ class Peer:
         self._do(self.member.leave(self.stop_reason))
         await self._let_go.wait()
         self.applier.finish()
-        await work_done(self.applier, self.trainer, applying=applying, training=training, say=self._say_leaving)
+        await self.departure.work_done(self.applier, self.trainer, applying, training, self._say_leaving)
         if self.applier.steady.is_set() and self._waited_for is None:
             await self.applier.save_place()
 
@@ -474,7 +482,7 @@ class Peer:
     def _state(self) -> tuple[str, str]:
         member, attendance = self.member, self.member.attendance
         if self._stop.is_set():
-            return "leaving", self.stop_reason
+            return "leaving", self.stop_reason or "the network has ended"
         if not member.in_view:
             return "joining", member.reason if self.applier.idle else "downloading the outer state"
         if not member.standing.holds(member.me):

@@ -24,6 +24,7 @@ from farflung.training.methods import DEFAULT, LONG_DEFAULT, LONG_RUN
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+README = re.sub(r"^```ini\n.*?^```\n", "", README, flags=re.DOTALL | re.MULTILINE)  # no commands
 FENCE = re.compile(r"^```\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 IN_BLOCKS = [" ".join(line.partition("#")[0].split()) for block in FENCE.findall(README) for line in block.splitlines()]
 IN_SENTENCES = {

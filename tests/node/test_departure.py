@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.node.applying import PACE, Applying, founded, hold, round_after
@@ -11,7 +11,7 @@ from tests.node.lab import CODEC, NUMEL, OUTER, Lab, in_lab
 from tests.protocol.bus import rules
 
 from farflung.compression.policy import uniform
-from farflung.node.departure import STOP_S, work_done
+from farflung.node.departure import STOP_S, Departure
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
@@ -19,6 +19,7 @@ from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.storage import Place
 from farflung.node.terms import Terms
 from farflung.protocol import chain
+from farflung.protocol.errors import NetworkError
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.sims import clock
@@ -102,6 +103,32 @@ def test_a_step_is_finished_and_saved_however_long_it_takes() -> None:
     live(body)
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_without_a_network_there_is_a_place_to_go_on_from(asked: bool) -> None:
+    """Of which no checkpoint was due: all since the last round was lost, and so was the end of a node that had been asked to leave."""
+
+    async def main() -> None:
+        life, raised = Life(), list[str]()
+
+        async def lives() -> None:
+            try:
+                await life.run()
+            except NetworkError as error:
+                raised.append(str(error))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(lives())
+            await asyncio.sleep(1.5 * STEP_S)
+            if asked:
+                life.peer.stop("asked to stop")
+            life.peer.cut_off(NetworkError("it is gone"))
+        assert raised == ([] if asked else ["it is gone"])
+        assert [event["reason"] for event in life.named("node.stop")] == (["asked to stop"] if asked else [])
+        assert life.place is not None and life.place.steps == 2
+
+    clock.run(main(), start=START_UNIX_S)
+
+
 # ---- what it is busy with --------------------------------------------------------------------------------------
 
 
@@ -115,12 +142,13 @@ class Leaving(Applying):
 
         self.training = lab.group.create_task(step())
 
-    async def leave(self) -> float:
+    async def leave(self, *, alone: bool = False) -> float:
         """Seconds until its work is done."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         self.applier.finish()
-        await work_done(self.applier, self.trainer, applying=self.task, training=self.training, say=lambda reason: None)
+        leaving = Departure(cast(Any, self.member), alone=alone)
+        await leaving.work_done(self.applier, self.trainer, self.task, self.training, lambda reason: None)
         assert self.task.done() and self.training.done()
         return loop.time() - began
 
@@ -142,7 +170,8 @@ def test_a_commit_that_is_being_taken_is_finished() -> None:
     in_lab(1, main)
 
 
-def test_means_that_do_not_come_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_means_that_do_not_come_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     async def main(lab: Lab) -> None:
         one = Leaving(lab, lab.nodes[0])
         first = round_after((await founded(one))[-1].commit)
@@ -155,7 +184,7 @@ def test_means_that_do_not_come_are_not_waited_for_without_end(monkeypatch: pyte
         one.member.history.append(first)
         one.applier.push(first)
         await asyncio.sleep(2.0)
-        assert await one.leave() == pytest.approx(STOP_S, abs=1.0)
+        assert await one.leave(alone=alone) == pytest.approx(0.0 if alone else STOP_S, abs=1.0)
         assert one.applier.version == 0 and one.applier.steady.is_set()
 
     in_lab(1, main)

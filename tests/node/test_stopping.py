@@ -79,6 +79,12 @@ def stopped_in_the_middle(victim: Node, *others: Node) -> None:
             node.process.send_signal(signal.SIGCONT)
 
 
+def end_all_of(node: Node) -> None:
+    """As systemd does to all processes of a unit: its libp2p, too."""
+    for process in (node.process, *children(node)):
+        process.terminate()
+
+
 def leaves(node: Node, ask: Callable[[], None], *, told: Node | None = None) -> None:
     """It ends by itself and has saved what it has. Whoever stays has heard the goodbye, so that nobody need find it dead."""
     before = len(node.events("node.stop"))
@@ -142,7 +148,7 @@ def test_nodes_leave_when_asked_to_and_go_on_where_they_were_when_killed(tmp_pat
         leaves(b, b.process.terminate, told=a)
         leaves(c, c.interrupt, told=a)
         a.until(lambda: a.events("step")[-1]["step"] > steps_of(a, place(a)))
-        leaves(a, lambda: a.process.send_signal(signal.SIGHUP))  # its terminal is closed
+        leaves(a, lambda: end_all_of(a))
     events = load_events(event_files(tmp_path))
     logs = Logs(events=events, run=RunFacts(name="alpha", started=0.0, ended=0.0, peers=[]))
     counted = [by_peer.values() for by_peer in committed_samples(logs)]
@@ -156,3 +162,18 @@ def test_nodes_leave_when_asked_to_and_go_on_where_they_were_when_killed(tmp_pat
         *(interval for holding in (*ledger.held, *ledger.suspended) for interval in holding.intervals),
     ]
     assert merge([*trained, *handed_out]) == [(0, ledger.cursor)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_node_whose_libp2p_is_killed_saves_first(tmp_path: Path, corpus: Path) -> None:
+    found(tmp_path, corpus, steps=STEPS, port=0, inner_steps=INNER_STEPS, min_contributors=1)
+    with nodes() as start:
+        a = start(tmp_path / "a", "alpha")
+        a.until(lambda: len(a.events("step")) > 3)
+        (daemon,) = (child for child in children(a) if child.name() == "p2pd")
+        daemon.kill()
+        assert a.ended() == 2
+    assert "error: the libp2p daemon was killed by signal 9 (SIGKILL), perhaps for want of memory" in a.log.read_text()
+    assert len(a.events("node.failed")) == 1 and not a.events("node.stop")
+    assert steps_of(a, place(a)) == a.events("step")[-1]["step"] > 3
