@@ -366,10 +366,11 @@ class NodeDaemon:
             peer.cut_off(error)
 
     async def _close(self, engine: Engine) -> None:
+        """Who was asked to end, or has told of it, does not fail of an engine that has ended too; unless that was a bug."""
         try:
             await engine.close()
-        except ExceptionGroup:
-            if self._failure is None:  # else it was raised before, or the node had been asked to leave anyway
+        except ExceptionGroup as error:
+            if on_purpose(error) is None or not (self._stop_reason or self._failure):
                 raise
 
     # ---- small things ------------------------------------------------------------------------------------------

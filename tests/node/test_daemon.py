@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ from farflung.node.peerbook import PeerBook
 from farflung.node.status import LedgerStatus
 from farflung.node.storage import HISTORY_FILE
 from farflung.node.swarmfiles import save_port
-from farflung.protocol.errors import ConfigError, FarflungError, LocalError, NameContested
+from farflung.protocol.errors import ConfigError, FarflungError, LocalError, NameContested, NetworkError
 from farflung.protocol.invitation import decode_invitation
 from farflung.protocol.member import Member
 from farflung.protocol.naming import full_name
@@ -187,6 +187,32 @@ def test_a_clock_that_nothing_keeps_right_is_warned_of_where_others_have_clocks(
         with pytest.raises(ConfigError, match="enough"):
             asyncio.run(node.run())
         assert ("warning: this machine's clock is not synchronised" in output.getvalue()) == (not local)
+
+
+class EndedEngine:
+    """Whose daemon was ended by whoever ends the node as well."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def close(self) -> None:
+        raise ExceptionGroup("its tasks", [self._error])
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "raised"),
+    [(True, NetworkError("gone"), False), (False, NetworkError("gone"), True), (True, KeyError("a bug"), True)],
+)
+def test_who_was_asked_to_end_does_not_fail_of_an_engine_that_has_ended_too(
+    tmp_path: Path, corpus: Path, asked: bool, error: Exception, raised: bool
+) -> None:
+    """Also before the node was up."""
+    found(tmp_path, corpus)
+    node = Node(tmp_path / "a", "alpha").daemon
+    if asked:
+        node.stop("asked to stop")
+    with pytest.raises(ExceptionGroup) if raised else ExitStack():
+        asyncio.run(node._close(cast(Engine, EndedEngine(error))))
 
 
 # ---- real nodes ----------------------------------------------------------------------------------------------------
