@@ -223,7 +223,7 @@ class NodeDaemon:
         if self._rehearsal is not None:
             doors = self._rehearsal.doors(doors)
         async with AsyncExitStack() as closing:
-            closing.push_async_callback(asyncio.to_thread, doors.close)  # signals are heard while a step is finished
+            closing.push_async_callback(doors.join)
             log = closing.enter_context(contextlib.closing(self._log(engine, swarm)))
             closing.enter_context(_last_words(log))
             serving = closing.enter_context(ExitStack())

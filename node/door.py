@@ -57,6 +57,10 @@ class Doors:
         self.journal.close()
         self.digest.close()
 
+    async def join(self) -> None:
+        """`close`, while the loop lives on: a step may take minutes, and who presses Ctrl-C is to be heard."""
+        await asyncio.to_thread(self.close)
+
 
 class ThreadDoor:
     """A single worker thread, in which torch computes with `torch_threads` threads."""

@@ -36,3 +36,19 @@ def test_a_door_is_one_thread() -> None:
             return [call.result() for call in calls]
 
         assert len(set(asyncio.run(main()))) == 1
+
+
+def test_the_loop_lives_while_a_call_is_finished() -> None:
+    over, seen = threading.Event(), list[bool]()
+
+    async def main() -> None:
+        doors = Doors.threads()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(doors.learner.run(lambda: seen.append(over.wait(10))))
+            await asyncio.sleep(0)
+            group.create_task(doors.join())
+            await asyncio.sleep(0.1)
+            over.set()
+        assert seen == [True]
+
+    asyncio.run(main())
