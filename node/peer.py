@@ -42,7 +42,7 @@ from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.member import Member
-from farflung.protocol.membership import Membership
+from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import Forward, Heartbeat, Part, Ready
 from farflung.protocol.neighbours import Found
 from farflung.protocol.types import as_text
@@ -124,6 +124,7 @@ class Peer:
                 may_train=lambda: self._may_train(),
                 awaits_means=lambda: self._awaits_means(),
                 is_due=lambda step_s: self.member.is_due(step_s, self._now()),
+                others_train=self._others_train,
                 set_ready=self._ready,
                 withdraw=lambda: self._do(self.member.withdraw(self._now())),
                 up_bytes_per_s=lambda: self.exchange.sending.bytes_per_s,
@@ -406,6 +407,11 @@ class Peer:
     def _may_train(self) -> bool:
         return self.member.in_view and self.applier.height == self.member.head.commit.height and not self._is_complete()
 
+    def _others_train(self) -> bool:
+        membership, me = self.member.membership, self.member.me
+        beats = [membership.heartbeat(peer) for peer in membership.live(self.member.head.commit.view) if peer != me]
+        return any(beat is not None and beat.state in TRAINING_STATES for beat in beats)
+
     def _awaits_means(self) -> bool:
         """Whether nothing but the means of the newest round keeps us from training, and there is more to train after it."""
         if not self.member.in_view:
@@ -491,6 +497,8 @@ class Peer:
             return "finished", "the run is complete"
         if attendance.part is not None and attendance.ready is not None:
             return "round", f"round {attendance.part.plan.height}"
+        if self.trainer.hindrance.reason:
+            return "waiting", self.trainer.hindrance.reason
         offers = attendance.ready is not None
         if self.applier.idle and self.trainer.out_of_samples and not (offers and member.consensus.has_quorum):
             return "waiting", f"the samples handed out are used up until a round is committed; {member.reason}"

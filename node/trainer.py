@@ -9,6 +9,7 @@ trained meanwhile stays whole (`training.coupled`) and is not mixed away. With 0
 """
 
 import asyncio
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from farflung.node.door import Door
 from farflung.node.events import EventLog
+from farflung.node.hindrance import Hindrance
 from farflung.node.learner import Learner
 from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
@@ -23,7 +25,9 @@ from farflung.protocol.lap import Laps
 from farflung.protocol.ledger import count, is_prefix, join, split
 from farflung.protocol.messages import Ready
 from farflung.protocol.types import LONGEST_S, Intervals
+from farflung.training.errors import NotNow
 from farflung.training.inner import StepReport
+from farflung.training.out_of_memory import let_go
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +67,8 @@ class Host:
     """Whether the newest commit is applied as soon as its means are here and decoded, and the run goes on."""
     is_due: Callable[[float], bool]
     """Whether a round wants what we have, given the seconds of our steps."""
+    others_train: Callable[[], bool]
+    """Whether other members do, so that a round comes without any step of ours."""
     set_ready: Callable[[Ready], None]
     withdraw: Callable[[], None]
     """What we were ready with is no longer there."""
@@ -94,6 +100,8 @@ class Trainer(ABC):
         self.loss = float("nan")
         self.tokens_per_s = 0.0
         """Of late: exponential mean, half of it the last step."""
+        self.hindrance = Hindrance()
+        """Why the last step could not be made, if it could not."""
         self.stood_s = 0.0
         """Spent waiting for rounds, until somebody sets it back."""
         self._learner = learner
@@ -112,6 +120,8 @@ class Trainer(ABC):
         self._offered_at = 0.0
         self._step_at: float | None = None
         """When the step under way began."""
+        self._microbatch: int | None = None
+        """Of the last step, as it was logged."""
         self._changed = asyncio.Event()
 
     # ---- what a step is ----------------------------------------------------------------------------------------
@@ -123,7 +133,7 @@ class Trainer(ABC):
 
     @abstractmethod
     async def _step(self) -> bool:
-        """One inner step; False when there is nothing to train on, or it may not be."""
+        """One inner step; False when there is nothing to train on, or it may not be. Raises NotNow, with nothing changed."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
@@ -167,11 +177,29 @@ class Trainer(ABC):
             async with self.busy:
                 if self._is_ready():
                     await self._offer()
-                trained = await self._step()
+                trained = await self._try_step()
             if not trained:
                 began, stands = asyncio.get_running_loop().time(), self._stands()
                 await self._change()
                 self.stood_s += asyncio.get_running_loop().time() - began if stands else 0.0
+
+    async def _try_step(self) -> bool:
+        """`_step`, unless what has hindered the last one is likely to hinder it as well: commits are applied, and all else goes on meanwhile."""
+        if self.hindrance.forbids(self._now()):
+            return False
+        failed = self.hindrance.tries
+        try:
+            trained = await self._step()
+        except NotNow as error:
+            lack = f"{error.what}: {error}"
+        else:
+            if trained and self.hindrance.tries == failed:
+                self.hindrance.over()
+            return trained
+        self._step_at = None
+        await self._door.run(let_go)  # whoever has filled the device gets what torch keeps of it for later
+        self.hindrance.met(lack, self._now())
+        return False
 
     def _stands(self) -> bool:
         return self._offering and self.progress.steps >= self._offered_steps + self.pace.laps.delay_of(self.lap)
@@ -190,6 +218,9 @@ class Trainer(ABC):
         self.tokens_per_s = (tokens_per_s + (self.tokens_per_s or tokens_per_s)) / 2
         self.has_stepped.set()
         self._log.bind(step=self.global_step)
+        if report.microbatch != self._microbatch:
+            self._log.emit("microbatch", sequences=report.microbatch, before=self._microbatch)
+            self._microbatch = report.microbatch
         self._log.emit(
             "step",
             loss=report.loss if known else None,
@@ -269,5 +300,12 @@ class Trainer(ABC):
         return self._next_batch() is None
 
     async def _change(self) -> None:
-        await self._changed.wait()
+        """Until something changes, or a step that could not be made is to be tried again."""
+        retry_at = self.hindrance.retry_at
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(retry_at if self.hindrance.forbids(self._now()) else None):
+                await self._changed.wait()
         self._changed.clear()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

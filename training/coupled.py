@@ -14,7 +14,7 @@ new outer ones (`late.mix_`), so that a share of what was trained since sending 
 contribute moves as above all the same, or a missed round would cost it progress.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from farflung.training.errors import NothingOffered
 from farflung.training.flat import Layout, flatten, host_buffer, synchronize, unflatten
 from farflung.training.late import mix_, rebase_
-from farflung.training.out_of_memory import half_made
+from farflung.training.out_of_memory import half_made, is_lack
 from farflung.training.outer import OuterState
 from farflung.training.rules import OuterRule
 
@@ -101,8 +101,8 @@ class Coupled:
         Elements in no slice keep everything, and their progress stays in the next pseudo-gradient; so
         does all progress of a peer that did not contribute. Raises ValueError, with nothing changed, when
         an update does not fit, when two overlap, when nothing is in flight that could have contributed, or when a share of the
-        local parameters would be mixed away that `told` says is to stay in them. Raises NotEnoughMemory when the device has no room for a piece
-        of it, with some slices moved.
+        local parameters would be mixed away that `told` says is to stay in them. Raises NotEnoughMemory when device and
+        host have no room for a piece of it, with some slices moved.
         """
         if self.mix is not None and told is not None:
             raise ValueError("what a codec left out cannot stay in local parameters that are mixed")
@@ -172,10 +172,7 @@ class Coupled:
 
     def _mix(self, start: int, stop: int, alpha: float) -> None:
         """Mix one slice of the live parameters with the outer ones."""
-        with half_made("a round", self.device):
-            for low, high, local in self.layout.pieces(self.parameters, start, stop):
-                mix_(local, self.outer.params[low:high].to(self.device, non_blocking=True), alpha)
-        synchronize(self.device)
+        self._move(start, stop, lambda local, outer: mix_(local, outer, alpha), (self.outer.params[start:stop],))
 
     def _rebase(
         self,
@@ -184,8 +181,34 @@ class Coupled:
         reference: Tensor,  # fp32 [stop - start], CPU
     ) -> None:
         """Move one slice of the live parameters."""
+        self._move(start, stop, rebase_, (self.outer.params[start:stop], reference))
+
+    def _move(
+        self,
+        start: int,
+        stop: int,
+        move: Callable[..., None],  # moves its first argument by the others, elementwise
+        by: Sequence[Tensor],  # fp32 [stop - start] each, CPU
+    ) -> None:
+        """Move one slice of the live parameters on their device; on the host, to the same bits, what that has no room for: whoever has filled it
+        keeps a peer from training, but need not keep it from following the others."""
         with half_made("a round", self.device):
             for low, high, local in self.layout.pieces(self.parameters, start, stop):
-                outer = self.outer.params[low:high].to(self.device, non_blocking=True)
-                rebase_(local, outer, reference[low - start : high - start].to(self.device, non_blocking=True))
+                pieces = [tensor[low - start : high - start] for tensor in by]
+                there = self._copies(pieces)
+                if there is None:
+                    here = local.cpu()
+                    move(here, *pieces)
+                    local.copy_(here)
+                else:
+                    move(local, *there)
         synchronize(self.device)
+
+    def _copies(self, pieces: Sequence[Tensor]) -> list[Tensor] | None:
+        """On the device; None where it has no room for them."""
+        try:
+            return [piece.to(self.device, non_blocking=True) for piece in pieces]
+        except RuntimeError as error:
+            if not is_lack(error):
+                raise
+        return None

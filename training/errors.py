@@ -11,12 +11,17 @@ changed
 ├── DataError            a data source or tokenizer cannot be used; the message names the remedy
 ├── UnusableModel        a folder holds no model that can be trained on; the message says why not
 ├── NotEnoughMemory      not even a microbatch of one sequence fits, or a stage has no room for one, or a step was made in part (out_of_memory.py)
+├── NotNow               a step cannot be made now, and may be later; nothing was changed
+│   ├── NoRoom           also a NotEnoughMemory: the device is full
+│   └── DataUnavailable  also a DataError: what holds the data cannot be reached
 ├── BadPlan              a pipeline plan breaks a rule (pipeline_plan.py)
 ├── Unrecoverable        what a rule would make a lost stage of is lost too, or does not fit
 └── WrongBase            a shadow's refresh continues another copy than the holder has (recovery_shadow.py)
 
 Any other wrong value in a config is a plain `ValueError`, raised where the config is made.
 """
+
+from typing import ClassVar
 
 
 class TrainingError(Exception):
@@ -58,6 +63,19 @@ class DataError(TrainingError):
     """A data source or a tokenizer cannot be used; the message names the remedy."""
 
 
+class NotNow(TrainingError):
+    """What was asked for cannot be done now, and may be later: nothing was changed, and the message says what is lacking."""
+
+    what: ClassVar[str]
+    """The same in a few words."""
+
+
+class DataUnavailable(DataError, NotNow):
+    """What holds the data cannot be reached, or does not answer."""
+
+    what = "the data cannot be read"
+
+
 class UnusableModel(TrainingError):
     """A folder holds no model that can be trained on; the message says why not."""
 
@@ -65,6 +83,12 @@ class UnusableModel(TrainingError):
 class NotEnoughMemory(TrainingError):
     """Not even one sequence at a time fits, and the message says how much is missing; a stage of a pipeline, whose microbatches others choose, has no room
     for one; or there was none for a model, an evaluation or a fit, or to move parameters, and some have moved."""
+
+
+class NoRoom(NotEnoughMemory, NotNow):
+    """There was no room for what changes nothing that is kept: somebody else may have the memory at the moment."""
+
+    what = "the device is full"
 
 
 class Unrecoverable(TrainingError):

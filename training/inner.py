@@ -54,6 +54,8 @@ class StepReport:
     grad_norm: float
     """Before clipping."""
     lr: float
+    microbatch: int | None = None
+    """Sequences that went through the model at a time; None where that is not this peer's to choose."""
 
 
 def make_optimizer(model: nn.Module, config: InnerConfig, home: StateHome = ON_DEVICE) -> InnerOptimizer:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from farflung.training.errors import NotEnoughMemory
+from farflung.training.errors import NoRoom, NotEnoughMemory
 
 MAKE_ROOM = "close what else uses the device, or save more with `--save-memory checkpoint,offload`"
 """What helps, for messages."""
@@ -69,10 +69,10 @@ def no_room(
     what: str,  # for the message
     device: torch.device,
 ) -> Iterator[None]:
-    """Around what changes nothing that is kept. Raises NotEnoughMemory: whoever can may try it in smaller pieces."""
+    """Around what changes nothing that is kept. Raises NoRoom: whoever can may try it in smaller pieces, or later."""
     try:
         yield
     except RuntimeError as error:
         if not is_lack(error):
             raise
-        raise NotEnoughMemory(f"{device} has no room for {what}: {MAKE_ROOM} ({error})") from error
+        raise NoRoom(f"{device} has no room for {what}: {MAKE_ROOM} ({error})") from error

@@ -11,17 +11,18 @@ Local progress is never thrown away silently: when the outer parameters move, th
 as `farflung.training.coupled` says in full.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from farflung.training.errors import NotEnoughMemory
+from farflung.training.errors import NoRoom, NotEnoughMemory
 from farflung.training.inner import InnerConfig, StepReport, backward_pass, gradients, precision, take_step
 from farflung.training.memory import MemoryForecast, choose_microbatch, even_microbatches, forecast, free_bytes
+from farflung.training.microbatch import Microbatch
 from farflung.training.model import ModelConfig, keeps_scores, next_token_loss
 from farflung.training.model_state import ModelState
 from farflung.training.optimizers import parse_optimizer
@@ -29,8 +30,6 @@ from farflung.training.out_of_memory import let_go, no_room
 from farflung.training.probe import largest_that_fits
 from farflung.training.rules import OuterRule
 from farflung.training.runtime import Runtime
-
-T = TypeVar("T")
 
 
 class Replica(ModelState):
@@ -52,33 +51,55 @@ class Replica(ModelState):
         if self.runtime.compile:
             for layer in self.model.model.layers:  # one layer's code serves them all; a whole model took minutes
                 layer.compile()
-        self._microbatch = self.runtime.microbatch
+        self._microbatch = Microbatch(self.runtime.microbatch)
+        self._has_fitted = False
+        """Whether passes have had room here."""
 
     def train_step(
         self,
         tokens: Tensor | npt.NDArray[np.int64],  # int64 [batch, seq_len + 1]
         global_step: int,  # of the run, for the learning rate
     ) -> StepReport:
-        """One inner step. Raises NonFinite or, from the passes, NotEnoughMemory, with nothing changed; from the optimiser's step NotEnoughMemory with
-        some parameters moved (`out_of_memory`): then this replica is of no use any more."""
-        tokens = torch.as_tensor(tokens).to(self.device)
-        if self._microbatch is None:
-            self._microbatch = self._choose_microbatch(tokens)
-
-        def passes(microbatch: int) -> tuple[float, float]:
-            return gradients(
-                self.model,
-                self.inner_config,
-                tokens,
-                global_step=global_step,
-                microbatch=microbatch,
-                autocast=self.runtime.autocast,
-            )
-
-        found = self._with_room(tokens.shape[0], passes)
-        return take_step(
+        """One inner step. Raises NonFinite with nothing changed, and so NoRoom from passes where earlier ones have fitted; from the first ones NotEnoughMemory, for
+        they may need more than there is; from the optimiser's step NotEnoughMemory with some parameters moved (`out_of_memory`): then this replica is of no
+        use any more."""
+        tokens = torch.as_tensor(tokens)
+        try:
+            with no_room("a batch", self.device):
+                tokens = tokens.to(self.device)
+            found = self._gradients(tokens, global_step)
+        except NotEnoughMemory as lack:
+            self.model.zero_grad()  # who has taken the device may have their room as well
+            raise (NoRoom if self._has_fitted else NotEnoughMemory)(str(lack)) from lack
+        self._has_fitted = True
+        report = take_step(
             self.optimizer, self.inner_config, found, global_step=global_step, tokens=tokens[:, 1:].numel()
         )
+        return replace(report, microbatch=self._microbatch.size)
+
+    def _gradients(self, tokens: Tensor, global_step: int) -> tuple[float, float]:
+        """As `inner.gradients`, with the microbatch that fits. Raises NonFinite and NotEnoughMemory."""
+        sizes = even_microbatches(tokens.shape[0])
+        if self._microbatch.size is None:
+            self._microbatch.found(self._choose_microbatch(tokens))
+        size: int | None = self._microbatch.to_try(sizes)
+        while size is not None:
+            try:
+                found = gradients(
+                    self.model,
+                    self.inner_config,
+                    tokens,
+                    global_step=global_step,
+                    microbatch=size,
+                    autocast=self.runtime.autocast,
+                )
+            except NotEnoughMemory as error:  # somebody else took memory since the trials
+                size, lack = self._microbatch.lacks(size, sizes), str(error)
+            else:
+                self._microbatch.fits(size)
+                return found
+            let_go()
+        raise NotEnoughMemory(lack)
 
     def evaluate(
         self,
@@ -86,12 +107,20 @@ class Replica(ModelState):
     ) -> float:
         """Mean loss of the outer parameters in nats per token. Raises NotEnoughMemory.
 
-        As many sequences at a time as training takes, which needs more memory for them; one before that is known.
+        As many sequences at a time as training takes, which needs more memory for them, or fewer where there is no room for that now; one before it is known.
         """
         tokens = torch.as_tensor(heldout)
+        sizes = [self._microbatch.size or 1]
+        if self.runtime.microbatch is None:
+            sizes += [size for size in even_microbatches(tokens.shape[0]) if size < sizes[0]]
         with no_room("an evaluation", self.device), self.outer_parameters():
-            total = self._with_room(tokens.shape[0], lambda microbatch: self._total_loss(tokens, microbatch))
-        return total / tokens.shape[0]
+            for size in sizes:
+                try:
+                    return self._total_loss(tokens, size) / tokens.shape[0]
+                except NotEnoughMemory as error:
+                    lack = str(error)
+                let_go()
+        raise NotEnoughMemory(lack)
 
     @torch.no_grad()
     def _total_loss(self, tokens: Tensor, microbatch: int) -> float:
@@ -104,23 +133,6 @@ class Replica(ModelState):
                     logits = self.model(piece[:, :-1])
                 total += float(next_token_loss(logits, piece[:, 1:])) * piece.shape[0]
         return total
-
-    def _with_room(
-        self,
-        batch: int,  # sequences in all
-        work: Callable[[int], T],  # with so many sequences at a time; raises NotEnoughMemory
-    ) -> T:
-        """What `work` returns with the microbatch that fits, which is lowered when that is too many by now."""
-        while True:
-            microbatch = self._microbatch or 1
-            try:
-                return work(microbatch)
-            except NotEnoughMemory:  # somebody else took memory since the trials
-                smaller = [size for size in even_microbatches(batch) if size < microbatch]
-                if self.runtime.microbatch is not None or not smaller:
-                    raise
-                self._microbatch = smaller[0]
-            let_go()
 
     def _choose_microbatch(self, tokens: Tensor) -> int:
         """By trial on CUDA, whose allocator raises an error in good time; by forecast where the memory is the system's, which would rather swap, or end the process."""

@@ -72,6 +72,7 @@ class Lab:
                 may_train=lambda: True,
                 awaits_means=lambda: False,
                 is_due=lambda step_s: False,
+                others_train=lambda: False,
                 set_ready=self.ready.append,
                 withdraw=lambda: None,
                 up_bytes_per_s=lambda: 5.0,

@@ -14,7 +14,8 @@ from tests.training.allocations import peak_bytes
 from torch import nn
 
 from farflung.training import coupled, inner_optimizer
-from farflung.training.errors import NotEnoughMemory
+from farflung.training.coupled import Coupled
+from farflung.training.errors import NoRoom, NotEnoughMemory, NotNow
 from farflung.training.inner import InnerConfig
 from farflung.training.memory import (
     PLAIN,
@@ -25,6 +26,7 @@ from farflung.training.memory import (
     forecast,
     parse_options,
 )
+from farflung.training.microbatch import RAISE_AFTER_S
 from farflung.training.model import ModelConfig
 from farflung.training.optimizers import parse_optimizer
 from farflung.training.out_of_memory import half_made, let_go, no_room
@@ -157,7 +159,7 @@ def test_a_trial_leaves_nothing_behind(
     assert trials() == 2
     assert cramped.seen == [2, 2, 4]  # two passes where they fit
     assert all(p.grad is None for p in tried.model.parameters()) and not tried.optimizer.tensors()
-    tried._microbatch = 2
+    tried._microbatch.size = 2
     assert tried.train_step(batch(0), 0) == plain.train_step(batch(0), 0)
     assert trials() == 2  # of a replica that goes on
     for k in range(1, 3):
@@ -259,17 +261,79 @@ def test_when_memory_gets_short_the_microbatch_does(
     replica, plain = make(config), make(config, microbatch=1)
     for step in range(2):
         replica.train_step(batch(step), step)
-        plain._microbatch = 4
+        plain._microbatch.size = 4
         plain.train_step(batch(step), step)
     cramped = Cramped(replica, fits=1)
     monkeypatch.setattr(replica.model, "forward", cramped)
-    plain._microbatch = 1
+    plain._microbatch.size = 1
     assert replica.train_step(batch(2), 2) == plain.train_step(batch(2), 2)
     assert cramped.seen == [4, 2, 1, 1, 1, 1]
     cramped.fits = 0
     with pytest.raises(NotEnoughMemory, match=r"cpu has no room for 1 sequences at a time: close .* \(no room"):
         replica.train_step(batch(3), 3)
     assert all(torch.equal(a, b) for a, b in zip(replica.parameters, plain.parameters, strict=True))
+
+
+def test_a_full_device_is_waited_for_where_steps_have_fitted_before(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has changed, and nothing of the failed passes is held meanwhile. A first step that does not fit may never do."""
+    replica, plain = make(config), make(config)
+    cramped = Cramped(replica, fits=0)
+    with monkeypatch.context() as full:
+        full.setattr(replica.model, "forward", cramped)
+        with pytest.raises(NotEnoughMemory) as raised:
+            replica.train_step(batch(0), 0)
+        assert not isinstance(raised.value, NotNow)
+    assert replica.train_step(batch(0), 0) == plain.train_step(batch(0), 0)
+    with monkeypatch.context() as full:
+        full.setattr(replica.model, "forward", cramped)
+        for _ in range(2):
+            with pytest.raises(NoRoom, match=r"^cpu has no room for 1 sequences at a time: close .* \(no room"):
+                replica.train_step(batch(1), 1)
+            assert all(parameter.grad is None for parameter in replica.model.parameters())
+    assert cramped.seen == [4, 2, 1] * 3, "the microbatch is found anew each time"
+    assert replica.train_step(batch(1), 1) == plain.train_step(batch(1), 1)
+    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, plain.parameters, strict=True))
+
+
+def test_a_microbatch_that_was_lowered_is_raised_again(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, now = make(config), [0.0]
+    replica._microbatch._now = lambda: now[0]
+    assert replica.train_step(batch(0), 0).microbatch == 4
+    with monkeypatch.context() as full:
+        full.setattr(replica.model, "forward", cramped := Cramped(replica, fits=2))
+        assert replica.train_step(batch(1), 1).microbatch == 2
+        now[0] += RAISE_AFTER_S
+        assert replica.train_step(batch(2), 2).microbatch == 2, "it does not fit yet"
+        assert cramped.seen == [4, 2, 2, 4, 2, 2]
+    now[0] += RAISE_AFTER_S
+    assert replica.train_step(batch(3), 3).microbatch == 4
+
+
+def test_a_round_moves_parameters_on_the_host_where_the_device_is_full(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same bits."""
+
+    def full(self: Coupled, pieces: Any) -> None:
+        return None
+
+    for mix in (None, 0.5):
+        found = []
+        for is_full in (False, True):
+            replica = Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, mix=mix)
+            replica.train_step(batch(0), 0)
+            update = (0, replica.num_parameters, replica.pseudo_gradient())
+            replica.train_step(batch(1), 1)
+            with monkeypatch.context() as patch:
+                if is_full:
+                    patch.setattr(Coupled, "_copies", full)
+                replica.apply([update], contributed=True)
+            found.append([parameter.clone() for parameter in replica.parameters])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_what_failed_is_gone_when_it_is_tried_again_with_less(
@@ -324,7 +388,7 @@ def test_an_evaluation_fits_where_training_does(config: ModelConfig, batch: Any)
 
     replica.model.register_forward_hook(look)
     assert replica.evaluate(heldout) == loss
-    assert seen == [1] * 8 and replica._microbatch is None  # which training will find
+    assert seen == [1] * 8 and replica._microbatch.size is None  # which training will find
     replica.train_step(batch(0), 0)
     trained = [parameter.clone() for parameter in replica.parameters]
     seen.clear()
@@ -332,6 +396,7 @@ def test_an_evaluation_fits_where_training_does(config: ModelConfig, batch: Any)
     fits = 1
     seen.clear()
     assert replica.evaluate(heldout) == loss and seen == [4, 3, 2, *[1] * 8]
+    assert replica._microbatch.size == 4, "an evaluation's lack is its own"
     fits = 0
     with pytest.raises(
         NotEnoughMemory, match=r"cpu has no room for an evaluation of 1 sequences at a time: close .* \(no room"
@@ -346,7 +411,7 @@ def test_a_limit_lowers_the_microbatch(config: ModelConfig, batch: Any, monkeypa
     monkeypatch.setattr("farflung.training.replica.free_bytes", lambda device, limit: int(room))
     replica = make(config)
     replica.train_step(batch(0), 0)
-    assert replica._microbatch == 2
+    assert replica._microbatch.size == 2
 
 
 def test_scores_that_are_kept_lower_the_microbatch(
@@ -360,4 +425,4 @@ def test_scores_that_are_kept_lower_the_microbatch(
     replica = make(config)
     assert replica._forecast() == forecast(config, parse_optimizer("adamw"), PLAIN, scores=True)
     replica.train_step(batch(0), 0)
-    assert replica._microbatch == 2
+    assert replica._microbatch.size == 2
