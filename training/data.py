@@ -36,7 +36,8 @@ class Dataset(Protocol):
         """Hex SHA-256 over everything that decides the samples, the tokenizer and seq_len included."""
 
     def tokens(self, index: int) -> Tokens:
-        """Training sample `index` in [0, num_samples): int64 [seq_len + 1]. Raises IndexError, DataError."""
+        """Training sample `index` in [0, num_samples): int64 [seq_len + 1]. Raises IndexError, DataError; DataUnavailable where that may
+        be had later."""
 
     def heldout(self, k: int) -> Tokens:
         """`k` held-out samples, or all if there are fewer: int64 [at most k, seq_len + 1], evenly spread."""

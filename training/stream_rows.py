@@ -6,16 +6,17 @@ little but their bytes. On the way, places are remembered: close together near t
 is mostly what a peer that vanished had not trained, and ever further apart behind it. To go on from a place
 the library goes over the rows before it in its file, or in the one before where the place is near a beginning.
 
-Reading fails now and then: it is tried again on a stream opened anew, from the nearest place, a few times with growing pauses.
+Reading fails now and then: it is tried again on a stream opened anew, from the nearest place, with pauses. At the start of a node that happens here, a few
+times; later whoever asks for rows does it, who has other things to do meanwhile: what a network or a hub may lack for an hour (`read_failures`) is
+never given up, and anything else after a few times.
 """
 
-import sys
 import time
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from farflung.training.errors import DataError
+from farflung.training.errors import DataError, DataUnavailable
+from farflung.training.read_failures import may_pass, read_errors
 
 BATCH_ROWS = 256
 """Rows that are taken from the stream at once; of what is read over no text is looked at."""
@@ -30,16 +31,7 @@ WORTH_OPENING_ROWS = 1 << 14
 """A place ahead is gone to if that saves reading over so many rows: else it costs less to stay in the open file."""
 
 PAUSES_S = (1.0, 5.0, 25.0)
-"""Before reading again what could not be read; the library has tried for a minute or two by itself then."""
-
-_ERRORS_ELSEWHERE = (
-    ("datasets.exceptions", "DatasetsError"),
-    ("httpx", "RequestError"),
-    ("httpx2", "RequestError"),
-    ("aiohttp", "ClientError"),
-    ("pyarrow", "ArrowException"),
-)
-"""Of `datasets` and the libraries below it, those that need not be an OSError or ValueError."""
+"""Before reading again what could not be read."""
 
 
 class StreamRows:
@@ -57,46 +49,67 @@ class StreamRows:
         self._batches: Iterator[Any] | None = None
         self._batch: Any = None  # a table of the rows from _begin to _end
         self._begin = self._end = 0
+        self._failures = 0
+        """Of reading, one after another, none of which got further than to `_furthest`."""
+        self._furthest = -1
         self._places: dict[int, Any] = {0: self._stream.state_dict()}  # states, by the row that comes next
 
-    def texts(self, first_row: int, num_rows: int) -> list[str]:
-        """Raises DataError: where there is no such row or no text in it, and what cannot be read after all."""
-        return [self._text(row) for row in range(first_row, first_row + num_rows)]
+    def texts(
+        self,
+        first_row: int,
+        num_rows: int,
+        *,
+        patient: bool = False,  # whether to wait here for what cannot be read, for half a minute
+    ) -> list[str]:
+        """Raises DataError: where there is no such row or no text in it, and what cannot be read after all; DataUnavailable where that may pass."""
+        return [self._text(row, patient) for row in range(first_row, first_row + num_rows)]
 
-    def _text(self, row: int) -> str:
-        if not self._reach(row):
-            raise DataError(f"hf:{self._name} has no row {row}: give a smaller samples=N")
+    def _text(self, row: int, patient: bool) -> str:
+        while not self._reach(row, patient):
+            if self._batches is not None:
+                raise DataError(f"hf:{self._name} has no row {row}: give a smaller samples=N")
+            self._sleep(PAUSES_S[self._failures - 1])
         columns = self._batch.column_names
         text = self._batch.column(self._column)[row - self._begin].as_py() if self._column in columns else None
         if not isinstance(text, str):
             raise DataError(f"hf:{self._name}: column {self._column!r} is no text; it has {sorted(columns)}")
         return text
 
-    def _reach(self, row: int) -> bool:
-        """Read until the batch has this row; False when the stream ends before. Raises DataError."""
-        furthest, pauses = -1, iter(PAUSES_S)
-        while True:
-            try:
-                if self._batches is None or not self._is_ahead(row):
-                    self._open(row)
-                assert self._batches is not None
-                while self._end <= row:
-                    if (batch := next(self._batches, None)) is None:
-                        return False
-                    self._batch, self._begin, self._end = batch, self._end, self._end + len(batch)
-                    self._remember()
-                return True
-            except read_errors() as error:
-                self._batches = None
-                if self._end > furthest:  # it got on since the last time
-                    furthest, pauses = self._end, iter(PAUSES_S)
-                if (pause := next(pauses, None)) is None:
-                    raise DataError(
-                        f"hf:{self._name} cannot be read from row {self._end} on, tried {len(PAUSES_S) + 1} times "
-                        f"({type(error).__name__}: {error}); check this machine's network and that the data set is still there, "
-                        "then start again: a node goes on where it was"
-                    ) from error
-            self._sleep(pause)
+    def _reach(self, row: int, patient: bool) -> bool:
+        """Read until the batch has this row; False when the stream ends before, or with none open when it is to be tried again after a pause. Raises DataError."""
+        try:
+            if self._batches is None or not self._is_ahead(row):
+                self._open(row)
+            assert self._batches is not None
+            while self._end <= row:
+                if (batch := next(self._batches, None)) is None:
+                    return False
+                self._batch, self._begin, self._end = batch, self._end, self._end + len(batch)
+                self._remember()
+        except read_errors() as error:
+            self._batches = None
+            self._failed(error, patient)
+            return False
+        if self._end > self._furthest:
+            self._failures = 0
+        return True
+
+    def _failed(self, error: Exception, patient: bool) -> None:
+        """Raises DataError, unless it is to be tried again here."""
+        if self._end > self._furthest:  # it got on since the last time
+            self._furthest, self._failures = self._end, 0
+        self._failures += 1
+        told = f"hf:{self._name} cannot be read from row {self._end} on"
+        cause = f"({type(error).__name__}: {error}); check this machine's network and that the data set is still there"
+        if self._failures <= len(PAUSES_S):
+            if not patient:
+                raise DataUnavailable(f"{told} {cause}") from error
+        elif may_pass(error):
+            raise DataUnavailable(f"{told}, tried {self._failures} times {cause}") from error
+        else:
+            raise DataError(
+                f"{told}, tried {self._failures} times {cause}, then start again: a node goes on where it was"
+            ) from error
 
     def _is_ahead(self, row: int) -> bool:
         """Whether the open stream has the row, or is the best way to it."""
@@ -124,9 +137,3 @@ def thinned(places: Collection[int]) -> list[int]:
         if place - kept[-1] >= max(PLACE_ROWS, (last - place) / PLACE_SPREAD):
             kept.append(place)
     return kept
-
-
-def read_errors() -> tuple[type[Exception], ...]:
-    """What opening and reading a stream may raise. A library that was never imported has raised nothing."""
-    loaded = [(sys.modules[module], name) for module, name in _ERRORS_ELSEWHERE if module in sys.modules]
-    return (OSError, EOFError, ValueError, zlib.error, *(getattr(module, name) for module, name in loaded))

@@ -23,11 +23,15 @@ import numpy as np
 
 from farflung.training.data import Tokens
 from farflung.training.errors import DataError
-from farflung.training.stream_rows import StreamRows, read_errors
+from farflung.training.read_failures import read_errors
+from farflung.training.stream_rows import StreamRows
 from farflung.training.tokenizer import Tokenizer
 
 HELD_OUT_SAMPLES = 256
 """Most samples at the head of the stream that are never trained on; at most one in twenty."""
+
+LIBRARY_TRIES = 2
+"""Of `datasets` for each read, five seconds apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,12 +102,12 @@ class StreamedDataset:
 
     @cached_property
     def _head(self) -> list[Tokens]:
-        return [self._sample(number) for number in range(self._num_heldout)]
+        return [self._sample(number, patient=True) for number in range(self._num_heldout)]
 
-    def _sample(self, number: int) -> Tokens:
+    def _sample(self, number: int, *, patient: bool = False) -> Tokens:
         run = np.full(self._seq_len + 1, self._tokenizer.end_of_text, dtype=np.int64)
         place = 0
-        for text in self._rows.texts(number * self._spec.rows, self._spec.rows):
+        for text in self._rows.texts(number * self._spec.rows, self._spec.rows, patient=patient):
             ids = self._tokenizer.encode(text)[: max(0, run.size - place)]
             run[place : place + ids.size] = ids
             place += ids.size + 1
@@ -127,6 +131,7 @@ def open_stream(spec: StreamSpec, tokenizer: Tokenizer, seq_len: int) -> Streame
         )
     except read_errors() as error:
         raise DataError(f"hf:{spec.dataset}: {error}") from error
+    _wait_little(datasets)
     splits = stream.info.splits or {}
     num_rows = splits[spec.split].num_examples if spec.split in splits else 0
     if not num_rows:
@@ -135,3 +140,8 @@ def open_stream(spec: StreamSpec, tokenizer: Tokenizer, seq_len: int) -> Streame
         num_rows = spec.samples * spec.rows
     rows = StreamRows(stream, name=spec.dataset, column=spec.column)
     return StreamedDataset(rows, spec, num_rows, tokenizer, seq_len)
+
+
+def _wait_little(datasets: Any) -> None:
+    """The library tries for minutes by itself, in the thread that the model's rounds wait for; who reads here tries again in better places."""
+    datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = LIBRARY_TRIES

@@ -1,10 +1,13 @@
 """Rows of a stream by number: what is read for them, going back, and reading that fails."""
 
+import errno
 import itertools
 import json
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.training.errors import DataError
+from farflung.training.errors import DataError, DataUnavailable, NotNow
 from farflung.training.order import SampleOrder
+from farflung.training.read_failures import may_pass, read_errors
 from farflung.training.sources import open_dataset
 from farflung.training.stream_rows import PAUSES_S, PLACE_SPREAD, StreamRows, thinned
+from farflung.training.streamed import LIBRARY_TRIES
 from farflung.training.tokenizer import ByteTokenizer
 
 FILE_ROWS = (1300, 1, 777, 3000, 922)
@@ -183,21 +188,91 @@ def test_going_far_back_costs_a_share_of_the_way() -> None:
 def test_a_broken_connection_is_tried_again(files: tuple[str, Path]) -> None:
     broken = [(500, ConnectionError("Server Disconnected")), (900, TimeoutError()), (900, EOFError("cut"))]
     rows, stream, waits = watched(files, broken)
-    read = [text for first in range(0, 1200, 4) for text in rows.texts(first, 4)]
+    read = [text for first in range(0, 1200, 4) for text in rows.texts(first, 4, patient=True)]
     assert read == [text_of(row) for row in range(1200)]
     assert not stream.breaks and waits == [PAUSES_S[0], *PAUSES_S[:2]]
     assert stream.rows < 1200 + 32 + 3 * (64 + 32)  # from the nearest place
 
 
 def test_one_that_stays_broken_is_a_data_error_that_says_what_to_do(files: tuple[str, Path]) -> None:
-    rows, stream, waits = watched(files, [(500, ConnectionError("Server Disconnected"))] * 4)
+    rows, stream, waits = watched(files, [(500, OSError("a torn file"))] * 4)
     rows.texts(0, 400)
     with pytest.raises(
-        DataError, match=r"hf:some/set .*4 times \(ConnectionError: Server Disconnected\); check .*network"
-    ):
-        rows.texts(400, 400)
+        DataError, match=r"hf:some/set .*4 times \(OSError: a torn file\); check .*network.* start again"
+    ) as raised:
+        rows.texts(400, 400, patient=True)
+    assert not isinstance(raised.value, NotNow)
     assert waits == list(PAUSES_S) and not stream.breaks
     assert rows.texts(400, 400) == [text_of(row) for row in range(400, 800)]  # it is back
+
+
+def test_a_network_that_is_away_is_never_given_up_and_nobody_waits_for_it_here(files: tuple[str, Path]) -> None:
+    """A node has commits to apply meanwhile."""
+    rows, stream, waits = watched(files, [(500, ConnectionError("Server Disconnected"))] * 40)
+    for _ in range(40):
+        with pytest.raises(DataUnavailable, match=r"hf:some/set cannot be read from row .*Server Disconnected"):
+            rows.texts(400, 400)
+    assert not waits and not stream.breaks
+    assert rows.texts(400, 400) == [text_of(row) for row in range(400, 800)]
+
+
+def test_what_else_fails_is_given_up_after_as_many_tries_as_at_the_start(files: tuple[str, Path]) -> None:
+    rows, stream, waits = watched(files, [(500, pa.ArrowInvalid("no parquet"))] * 4)
+    for _ in PAUSES_S:
+        with pytest.raises(DataUnavailable):
+            rows.texts(400, 400)
+    with pytest.raises(DataError) as raised:
+        rows.texts(400, 400)
+    assert not isinstance(raised.value, NotNow) and not waits and not stream.breaks
+
+
+class Status(OSError):
+    """As the hub's library raises it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"status {code}")
+        self.response = SimpleNamespace(status_code=code)
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (socket.gaierror(-3, "Temporary failure in name resolution"), True),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), True),
+        (Status(503), True),
+        (Status(429), True),
+        (Status(404), False),
+        (Status(401), False),
+        (caused(ValueError("cut short"), ConnectionError()), True),
+        (caused(FileNotFoundError("gone"), Status(404)), False),
+        (FileNotFoundError("gone"), False),
+        (OSError(errno.EIO, "Input/output error"), False),
+        (ValueError("not JSON"), False),
+        (pa.ArrowInvalid("no parquet"), False),
+    ],
+)
+def test_what_may_pass(error: Exception, passes: bool) -> None:
+    assert may_pass(error) is passes and isinstance(error, read_errors())
+
+
+def test_the_librarys_own_errors_of_a_network_may_pass() -> None:
+    import datasets.utils.file_utils as library
+
+    assert all(may_pass(kind("no answer")) for kind in library.CONNECTION_ERRORS_TO_RETRY)
+
+
+def test_the_library_does_not_wait_for_minutes_while_a_model_is_trained(files: tuple[str, Path]) -> None:
+    import datasets.config as library
+
+    open_dataset(spec_of(files), ByteTokenizer(), 40)
+    assert library.STREAMING_READ_MAX_RETRIES == library.STREAMING_OPEN_MAX_RETRIES == LIBRARY_TRIES
 
 
 def test_getting_on_again_is_not_mistaken_for_getting_further(files: tuple[str, Path]) -> None:
@@ -215,13 +290,13 @@ def test_getting_on_again_is_not_mistaken_for_getting_further(files: tuple[str, 
     stream = BadRow(load(files))
     rows = StreamRows(stream, name="some/set", column="text", sleep=waits.append)
     with pytest.raises(DataError, match=r"damaged"):
-        rows.texts(690, 20)
+        rows.texts(690, 20, patient=True)
     assert waits == list(PAUSES_S) and stream.opened == 4
 
 
 def test_errors_of_libraries_that_are_no_os_errors(files: tuple[str, Path]) -> None:
     rows, _, waits = watched(files, [(100, pa.ArrowNotImplementedError("cut in the middle"))])
-    assert rows.texts(0, 300)[-1] == text_of(299) and waits == [PAUSES_S[0]]
+    assert rows.texts(0, 300, patient=True)[-1] == text_of(299) and waits == [PAUSES_S[0]]
 
 
 def test_bugs_are_not_hidden(files: tuple[str, Path]) -> None:
