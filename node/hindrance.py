@@ -14,7 +14,8 @@ LASTS_S = 30.0
 class Hindrance:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_s: float = FIRST_S) -> None:
+        self._first_s = first_s
         self.reason = ""
         """A sentence for people; empty while there is none."""
         self.tries = 0
@@ -23,11 +24,17 @@ class Hindrance:
         self._since = 0.0
 
     def met(self, reason: str, now: float) -> None:
-        """A step could not be made."""
+        """A step could not be made, or something in it."""
+        early = self.forbids(now)
         self._since = self._since if self.reason else now
         self.reason = reason
-        self.retry_at = now + min(LONGEST_S, FIRST_S * 2.0 ** min(self.tries, 10))
-        self.tries += 1
+        if not early:  # else it is of the try before
+            self.tries += 1
+            self.put_off(now)
+
+    def put_off(self, now: float) -> None:
+        """What was met was in a step that is over only now."""
+        self.retry_at = now + min(LONGEST_S, self._first_s * 2.0 ** min(self.tries - 1, 10))
 
     def over(self) -> None:
         """One could."""

@@ -98,6 +98,7 @@ class Pipeline:
             roll=roll,
             life=life,
             refused=refused,
+            lacks=lambda error: self.me.lacks(error),
             ready=lambda job: self._answer(job.coordinator, job.window, ""),
             over=self._over,
         )

@@ -39,6 +39,7 @@ from farflung.protocol.neighbours import Found
 from farflung.protocol.pipeline_messages import Copy
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.roll import Roll
+from farflung.training.errors import NoRoom
 from farflung.training.recovery_ladder import decide
 
 MOVER_LET_GO_S = 120.0
@@ -253,6 +254,9 @@ class StagePeer(Peer):
 
     def wake(self) -> None:
         self.trainer.wake()
+
+    def lacks(self, error: NoRoom) -> None:
+        self.trainer.hinder(error)
 
     def decide(self) -> None:
         self.rest.rouse()

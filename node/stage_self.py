@@ -6,6 +6,7 @@ from farflung.node.network import PeerId
 from farflung.protocol.accord import Word
 from farflung.protocol.lives import Counters
 from farflung.protocol.pipeline_messages import Copy
+from farflung.training.errors import NoRoom
 
 OUTSIDE = -1
 """In the place of a stage: none."""
@@ -44,6 +45,9 @@ class Self(Protocol):
 
     def wake(self) -> None:
         """There may be something to do."""
+
+    def lacks(self, error: NoRoom) -> None:
+        """The device has no room for something of a step."""
 
     def decide(self) -> None:
         """Its chain may have something to decide."""

@@ -28,7 +28,7 @@ from farflung.node.network import Network, PeerId, Stream
 from farflung.node.parcel_rate import ParcelRate
 from farflung.node.pipeline_step import Step
 from farflung.node.sealed_mail import Post
-from farflung.node.stage_step import Listener, OpenStep, Service, check_shape
+from farflung.node.stage_step import Listener, OpenStep, Service, check_shape, opened, sum_up
 from farflung.node.tether import SETTLE
 from farflung.protocol.desk import Answer, Effect, Forget, Later, Ready, Report, Send
 from farflung.protocol.errors import Malformed, Refused, RemoteError
@@ -36,11 +36,11 @@ from farflung.protocol.headers import ParcelHeader, Settled, SettleRequest
 from farflung.protocol.messages import Again, Landed, Passage, PipelineMessage
 from farflung.protocol.route import preceding
 from farflung.protocol.visit import Work
-from farflung.training.errors import Overflow
-from farflung.training.out_of_memory import no_room
-from farflung.training.pipeline_boundary import TARGET_BYTES, Boundary, decode_targets, encode_targets
+from farflung.training.errors import NoRoom, Overflow
+from farflung.training.out_of_memory import let_go, no_room
+from farflung.training.pipeline_boundary import TARGET_BYTES, Boundary, encode_targets
 from farflung.training.pipeline_plan import BadPlan, Kind, Op
-from farflung.training.pipeline_worker import Accumulated, Batch, Worker, together
+from farflung.training.pipeline_worker import Accumulated, Batch, Worker
 
 BUSY_S = 0.2
 """Until a busy peer is asked again."""
@@ -68,6 +68,7 @@ class StageServer:
         service: Service,
         trip_s: Callable[[PeerId], float],  # to a peer and back, as far as is known
         refused: Callable[[RemoteError], None],
+        lacks: Callable[[NoRoom], None],  # told when something came to nothing for that
     ) -> None:
         self._network = network
         self._post = post
@@ -77,6 +78,7 @@ class StageServer:
         self._service = service
         self._trip_s = trip_s
         self._refused = refused
+        self._lacks = lacks
         self._open: dict[bytes, OpenStep] = {}
         self._opened = asyncio.Condition()
         self._couriers: dict[tuple[PeerId, str], Courier] = {}
@@ -127,7 +129,9 @@ class StageServer:
         open_ = self._open[window]
         await open_.settled.wait()
         # behind a backward that still runs for one of them: of a microbatch that it has cut short
-        return await self._learner.run(self._together, [open_.accumulated[home] for home in open_.counting])
+        return await self._learner.run(
+            sum_up, [open_.accumulated[home] for home in open_.counting], self._service.device
+        )
 
     def counting(self, window: bytes) -> list[int]:
         """The data nodes whose microbatches count here in a step that is settled; places in its plan."""
@@ -344,7 +348,7 @@ class StageServer:
         x, targets = open_.inputs[key]
         home = open_.step.home(work.microbatch)
         into = open_.accumulated[home]
-        began = self._now()
+        began, full = self._now(), False
         try:
             if op.kind is Kind.LOSS:
                 if targets is None:
@@ -366,6 +370,11 @@ class StageServer:
                 effects = open_.desk.finished(work, home)
         except (Overflow, CodecError):
             output, effects = b"", open_.desk.failed(work)
+        except NoRoom as error:
+            self._lacks(error)
+            output, effects, full = b"", open_.desk.failed(work), True
+        if full:  # and not where the error is handled, which holds what the pass had got
+            await self._learner.run(let_go)
         open_.diary.computed(op, began, self._now())
         open_.worklist.finish(op)
         self._do(open_, effects, output)
@@ -390,10 +399,6 @@ class StageServer:
             payload = b"" if of_input is None else self._service.backward.encode(of_input)
             into.add(found)
             return payload
-
-    def _together(self, accumulated: Sequence[Accumulated]) -> Accumulated:
-        with no_room(f"the gradients of {len(accumulated)} data nodes together", self._service.device):
-            return together(accumulated)
 
     # ---- what comes in ---------------------------------------------------------------------------------------------
 
@@ -436,7 +441,10 @@ class StageServer:
         self, open_: OpenStep, header: ParcelHeader, payload: Payload, targets: bytes, sender: PeerId
     ) -> Answer:
         try:
-            x, its_targets = await self._side.run(self._decode, header, payload, targets)
+            x, its_targets = await self._side.run(opened, self._service, header, payload, targets)
+        except NoRoom as error:
+            self._lacks(error)
+            return Answer.BUSY
         except CodecError as error:
             raise Malformed(f"microbatch {header.microbatch}, hop {header.hop}: {error}", peer=sender) from error
         answer, effects = open_.desk.take(header, self._now())
@@ -451,12 +459,6 @@ class StageServer:
                 self.imprints.keep(before, header.window, header.microbatch, imprint, output=True)
         self._do(open_, effects)
         return answer
-
-    def _decode(self, header: ParcelHeader, payload: Payload, targets: bytes) -> tuple[Tensor, Tensor | None]:
-        batch, length = header.batch, header.length
-        with no_room(f"the activations of {batch} sequences", self._service.device):
-            x = self._boundary(header).decode(payload, batch, length, device=self._service.device)
-        return x, decode_targets(targets, batch, length, self._service.vocab_size) if targets else None
 
     async def _await_step(self, window: bytes, peer: PeerId) -> OpenStep:
         """A parcel may come before its step was opened here."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,13 +12,15 @@ from farflung.compression.codec import CodecError, Payload
 from farflung.node.diary import Diary
 from farflung.node.pipeline_step import Step
 from farflung.protocol.desk import Desk
+from farflung.protocol.headers import ParcelHeader
 from farflung.protocol.messages import Passage
 from farflung.protocol.route import OPEN
 from farflung.protocol.visit import Work
-from farflung.training.pipeline_boundary import Boundary
+from farflung.training.out_of_memory import no_room
+from farflung.training.pipeline_boundary import Boundary, decode_targets
 from farflung.training.pipeline_machine import Worklist
 from farflung.training.pipeline_plan import Kind, Op
-from farflung.training.pipeline_worker import Accumulated, Batch
+from farflung.training.pipeline_worker import Accumulated, Batch, together
 
 MOST_WAITING = 64
 """Forwards that wait at a peer (Agora's number)."""
@@ -138,6 +140,23 @@ class OpenStep:
             if self.verdicts.keys() >= self.step.homes:
                 self.settled.set()
         return len(self.desk.counted.get(home, ())) if self.verdicts[home] else 0
+
+
+def sum_up(accumulated: Sequence[Accumulated], device: torch.device) -> Accumulated:
+    """What was summed up for several data nodes, together. Raises NoRoom."""
+    with no_room(f"the gradients of {len(accumulated)} data nodes together", device):
+        return together(accumulated)
+
+
+def opened(
+    service: Service, header: ParcelHeader, payload: Payload, targets: bytes
+) -> tuple[Tensor, Tensor | None]:  # on the stage's device; targets [B, T], where they travel with it
+    """The tensors of a parcel. Raises CodecError and NoRoom."""
+    batch, length = header.batch, header.length
+    boundary = service.backward if header.backward else service.forward
+    with no_room(f"the activations of {batch} sequences", service.device):
+        x = boundary.decode(payload, batch, length, device=service.device)
+    return x, decode_targets(targets, batch, length, service.vocab_size) if targets else None
 
 
 def check_shape(other: Tensor, x: Tensor) -> None:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from farflung.node.door import Door
 from farflung.node.events import EventLog
+from farflung.node.hindrance import LONGEST_S, Hindrance
 from farflung.node.stage_job import Done, Job
 from farflung.node.stage_learner import StageLearner
 from farflung.node.trainer import Host, Pace, Trainer
@@ -41,7 +42,7 @@ class Steps(Protocol):
         """A step that we have been asked for."""
 
     async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
-        """Our part of it; `numbers`: the samples for our own microbatches, one after another. None when nothing came of it."""
+        """Our part of it; `numbers`: the samples for our own microbatches, one after another. None when nothing came of it. Raises NotNow."""
 
     def changed(self) -> None:
         """We may have become free."""
@@ -61,6 +62,7 @@ class StageTrainer(Trainer):
         steps: Steps,
     ) -> None:
         super().__init__(me, learner, door, log, pace, host)
+        self.hindrance = Hindrance(LONGEST_S)  # a try that fails holds the whole pipeline up
         self._stage = learner
         self._steps = steps
         self._sizes: list[int] = []
@@ -81,6 +83,8 @@ class StageTrainer(Trainer):
     def free(self) -> bool:
         """Whether we could take part in a step now."""
         if self._finishing or self.in_step or not self._host.may_train() or self._stands() or self.out_of_samples:
+            return False
+        if self.hindrance.forbids(self._now()):
             return False
         return not self._is_ready() and not self._steps.finished
 
@@ -114,6 +118,8 @@ class StageTrainer(Trainer):
         return number > self._number or self.out_of_samples or self._steps.finished
 
     async def _step(self) -> bool:
+        if self.hindrance.reason:
+            self._steps.changed()  # it is over, or to be tried again
         if self._finishing or not self._host.may_train() or self._stands() or (job := self._steps.take()) is None:
             return False
         began = self._step_at = asyncio.get_running_loop().time()
@@ -132,11 +138,13 @@ class StageTrainer(Trainer):
         done = await self._steps.carry_out(job, given)
         if done is None:
             return
-        self._missed = later + list(done.missed)
+        missed = later + list(done.missed)
         if not done.samples:
+            self._missed = missed
             return
         trained = split(fresh, done.samples)[0]
         report = await self._door.run(self._stage.step, done.accumulated, _numbers(trained), job.number, loss=done.loss)
+        self._missed = missed  # of a step that there was no room for, all are trained again
         if self.progress.steps == 0:
             self.progress.began_at = began
         if self.progress.steps == self._offered_steps:

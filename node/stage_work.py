@@ -21,6 +21,7 @@ from farflung.protocol.coordination import ANSWER_S
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
+from farflung.training.errors import NoRoom
 from farflung.training.recovery_trial import LossTrial
 
 WORD_S = 2 * ANSWER_S
@@ -61,6 +62,7 @@ class StageWork:
         roll: Roll,
         life: Life,  # of our stage
         refused: Callable[[RemoteError], None],
+        lacks: Callable[[NoRoom], None],  # told when the device has no room for something of a step
         ready: Callable[[Job], None],  # told when we are ready for a job's step
         over: Callable[
             [Report | None, bytes], None
@@ -76,6 +78,7 @@ class StageWork:
             service=self.service,
             trip_s=roll.ways.trip_s,
             refused=refused,
+            lacks=lacks,
         )
         self.job: Job | None = None
         self._network = network
@@ -156,10 +159,10 @@ class StageWork:
 
     async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
         """See `stage_trainer.Steps`."""
-        driver = await self._driver_of(job, numbers) if job.own else None
-        await self.server.open(job.step, None if driver is None else driver.listen)
         report = None
         try:
+            driver = await self._driver_of(job, numbers) if job.own else None
+            await self.server.open(job.step, None if driver is None else driver.listen)
             job.ready = True
             self._ready(job)
             if not await self._told_to_go(job):

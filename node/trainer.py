@@ -191,15 +191,20 @@ class Trainer(ABC):
         try:
             trained = await self._step()
         except NotNow as error:
-            lack = f"{error.what}: {error}"
+            self.hinder(error)
         else:
-            if trained and self.hindrance.tries == failed:
+            if self.hindrance.tries != failed:
+                self.hindrance.put_off(self._now())
+            elif trained:
                 self.hindrance.over()
             return trained
         self._step_at = None
         await self._door.run(let_go)  # whoever has filled the device gets what torch keeps of it for later
-        self.hindrance.met(lack, self._now())
         return False
+
+    def hinder(self, error: NotNow) -> None:
+        """A step could not be made, or not all of it."""
+        self.hindrance.met(f"{error.what}: {error}", self._now())
 
     def _stands(self) -> bool:
         return self._offering and self.progress.steps >= self._offered_steps + self.pace.laps.delay_of(self.lap)

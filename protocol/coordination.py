@@ -32,7 +32,7 @@ RESEND_S = 1.5
 """Between repetitions: control messages may be lost."""
 
 STRAGGLER_S = 20.0
-"""A step waits so long for living peers that are busy, as long as every stage has somebody who is not."""
+"""A step waits so long for living peers that are busy, as long as every stage has somebody who is not; once, until they have been free again."""
 
 ASIDE_S = 10.0
 """Whoever refused a plan is left out for so long, if its stage has others; after a first refusal only until it says again that it is free, for what it had said was
@@ -69,6 +69,8 @@ class Coordinator:
     attempt: Attempt | None = None
     _stands_since: float | None = None
     """Since when every stage has somebody free, and not all are."""
+    _in_vain: set[PeerId] = field(default_factory=set)
+    """Busy peers without which a step was planned in the end, and which have not been free since: a device may be full for hours."""
     _pause_until: float = 0.0
     _refused: dict[PeerId, tuple[float, int]] = field(default_factory=dict)
     """When a peer refused last, and how often since it was ready for a step."""
@@ -100,11 +102,11 @@ class Coordinator:
             )
             self._stands_since = None
             return None
-        stages, busy = list[list[PeerId]](), 0
+        stages, busy = list[list[PeerId]](), set[PeerId]()
         for peers in living:
             able = [p for p in peers if (said := roll.present(p)) and said.free]
             stages.append([p for p in able if not self._is_aside(p, now)] or able)
-            busy += len(peers) - len(able)
+            busy.update(p for p in peers if p not in able)
         stages[0] = sorted([*stages[0], roll.me])
         empty = next((stage for stage, peers in enumerate(stages) if not peers), None)
         deserted = [stage for stage in range(roll.stages) if not stages[stage] and roll.deserted(stage, now)]
@@ -122,9 +124,11 @@ class Coordinator:
             return None
         if self._stands_since is None:
             self._stands_since = now
-        if busy and now < self._stands_since + STRAGGLER_S:
-            self.reason = f"waits for {busy} busy peers"
+        self._in_vain &= busy
+        if busy > self._in_vain and now < self._stands_since + STRAGGLER_S:
+            self.reason = f"waits for {len(busy - self._in_vain)} busy peers"
             return None
+        self._in_vain = busy
         return stages
 
     def propose(self, plan: StepPlan, now: float) -> list[Post]:

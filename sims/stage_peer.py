@@ -52,6 +52,7 @@ from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.messages import PipelineMessage
 from farflung.sims.bench_node import SWARM, Hear, Say, seed_of
 from farflung.sims.stage_mates import Mates, save_sums
+from farflung.training.errors import NoRoom
 from farflung.training.inner import InnerConfig
 from farflung.training.inner_optimizer import InnerOptimizer
 from farflung.training.model import Decoder, ModelConfig
@@ -106,6 +107,10 @@ class World(msgspec.Struct, frozen=True):
 
     def decoder(self) -> Decoder:
         return Decoder(self.model, seed=self.seed)
+
+
+def _raise(error: NoRoom) -> None:
+    raise error
 
 
 def key_of(rank: int) -> str:
@@ -245,6 +250,7 @@ class StagePeer:
             ),
             trip_s=lambda peer: 0.0,
             refused=self._refuse,
+            lacks=_raise,
         )
         self._server.say, self._server.news = self._say, asyncio.Event()
         held = self._worker.named_parameters()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from farflung.training.errors import NonFinite, NotEnoughMemory, Unrecoverable
+from farflung.training.errors import NonFinite, NoRoom, NotEnoughMemory, Unrecoverable
 from farflung.training.flat import Layout, flatten, unflatten
 from farflung.training.inner import InnerConfig, StepReport
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
@@ -82,25 +82,37 @@ class StageReplica(ModelState):
         tokens: int,
         lr_factor: float = 1.0,  # on the schedule's learning rate
     ) -> StageReport:
-        """One inner step on the mean gradient. Raises NonFinite, with nothing changed, and NotEnoughMemory, then perhaps with some parameters moved
+        """One inner step on the mean gradient. Raises NonFinite and NoRoom, with nothing changed, and NotEnoughMemory with some parameters moved
         (`out_of_memory`)."""
         lr = self.inner_config.schedule.at(global_step) * lr_factor
-        of_layers = list[Tensor]()
-        with no_room(f"the mean gradient of {self.name}", self.device):
-            means = mean_gradients([accumulated])
-            for name, parameter in self.model.named_parameters():
-                mean = means.get(name)
-                parameter.grad = torch.zeros_like(parameter) if mean is None else mean.to(parameter.dtype)
-                if is_of_layers(name):
-                    of_layers.append(parameter.grad)
-            layers_norm = float(torch.nn.utils.get_total_norm(of_layers))
-            norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.inner_config.max_grad_norm))
+        try:
+            with no_room(f"the mean gradient of {self.name}", self.device):
+                layers_norm, norm = self._gradients(accumulated)
+        except NoRoom:
+            self.optimizer.zero_grad()
+            raise
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
             raise NonFinite(global_step=global_step, loss=loss, grad_norm=norm)
         self.optimizer.step(lr)
         self.optimizer.zero_grad()
         return StageReport(loss=loss, tokens=tokens, grad_norm=norm, lr=lr, layers_norm=layers_norm)
+
+    def _gradients(
+        self, accumulated: Accumulated
+    ) -> tuple[float, float]:  # norms: of the layers, and of all; before clipping
+        """Leave the clipped mean gradients in the parameters."""
+        of_layers = list[Tensor]()
+        means = mean_gradients([accumulated])
+        for name, parameter in self.model.named_parameters():
+            mean = means.get(name)
+            parameter.grad = torch.zeros_like(parameter) if mean is None else mean.to(parameter.dtype)
+            if is_of_layers(name):
+                of_layers.append(parameter.grad)
+        layers_norm = float(torch.nn.utils.get_total_norm(of_layers))
+        return layers_norm, float(
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.inner_config.max_grad_norm)
+        )
 
     @property
     def name(self) -> str:

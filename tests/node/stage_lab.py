@@ -27,6 +27,7 @@ from farflung.sims.links import LinkModel
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.stage_peer import listen
 from farflung.sims.toy import VirtualDoor
+from farflung.training.errors import NoRoom
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_costs import Costs
@@ -197,6 +198,8 @@ class StageLab:
         self.told: list[tuple[int, int]] = []
         """(peer, data node): who was told that its work counts, and by whom."""
         self.errors: list[RemoteError] = []
+        self.lacks: list[tuple[int, NoRoom]] = []
+        """(peer, what it has no room for)."""
         self.drivers: dict[int, Driver] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.servers: list[_Watched] = []
@@ -223,6 +226,7 @@ class StageLab:
                 ),
                 trip_s=lambda peer: 0.0,
                 refused=self.errors.append,
+                lacks=lambda error, number=number: self.lacks.append((number, error)),
             )
             server.lab, server.number = self, number
             listen(network, mail, server.handle, self.errors.append)

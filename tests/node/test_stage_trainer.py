@@ -5,7 +5,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import pytest
+
 from farflung.node.events import EventLog
+from farflung.node.hindrance import LONGEST_S
 from farflung.node.stage_job import Done, Job
 from farflung.node.stage_recipe import stage_recipe
 from farflung.node.stage_trainer import StageTrainer
@@ -17,6 +20,8 @@ from farflung.protocol.messages import Ready
 from farflung.sims import clock
 from farflung.sims.pipeline_small import Counting, recipe
 from farflung.sims.toy import VirtualDoor
+from farflung.training.errors import DataUnavailable, NoRoom, NotNow
+from farflung.training.inner import StepReport
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.runtime import Runtime
 
@@ -40,6 +45,9 @@ class Script:
     step: int = 0
     finished: bool = False
     seen: list[tuple[int, ...]] = field(default_factory=list)
+    lacks: list[NotNow] = field(default_factory=list)
+    """What its next steps come to."""
+    news: int = 0
 
     def take(self) -> Job | None:
         return cast(Job, Asked(self.step, self.told[0][0])) if self.told else None
@@ -47,13 +55,15 @@ class Script:
     async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
         _, samples, places = self.told.pop(0)
         self.seen.append(tuple(numbers))
+        if self.lacks:
+            raise self.lacks.pop(0)
         await asyncio.sleep(2.0)
         self.step = job.number + 1
         missed = tuple(numbers[place] for place in places)
         return Done(accumulated=Accumulated(), samples=samples, loss=1.0, missed=missed)
 
     def changed(self) -> None:
-        pass
+        self.news += 1
 
 
 class Lab:
@@ -215,5 +225,44 @@ def test_after_a_restart_nobody_remembers_their_sizes() -> None:
         assert lab.ready[0].samples == 10
         lab.trainer.count(7)
         assert lab.trainer.progress.steps == 1
+
+    run(lab, main)
+
+
+def test_a_step_that_cannot_be_made_now_takes_no_samples_and_the_pipeline_does_without_us_for_a_while() -> None:
+    lab = Lab((8, 4, (0, 1, 4, 5)), (6, 6, ()))
+    # the first step fails, is planned anew when the pause is over, and the next one goes on from there
+    lab.script.lacks = [DataUnavailable("no hub")]
+    lab.script.told.insert(0, (8, 8, ()))
+
+    async def hindered() -> None:
+        await asyncio.sleep(1.0)
+        assert not lab.trainer.free and lab.trainer.hindrance.reason == "the data cannot be read: no hub"
+        assert lab.trainer.progress.steps == 0
+        news = lab.script.news
+        await asyncio.sleep(LONGEST_S + 15.0)
+        assert lab.script.news > news, "the others hear that we are free again"
+        assert lab.script.seen == [tuple(range(8)), tuple(range(8)), (0, 1, 4, 5, 8, 9)]
+        assert not lab.trainer.hindrance.reason and lab.trainer.progress.trained == ((0, 10),)
+
+    run(lab, hindered)
+
+
+def test_what_was_given_to_a_step_that_there_was_no_room_for_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab((8, 4, (0, 1, 4, 5)), (6, 6, ()), (6, 6, ()))
+    usual, times = lab.trainer._stage.step, [0]
+
+    def step(*args: Any, **kwargs: Any) -> StepReport:
+        times[0] += 1
+        if times[0] == 2:
+            raise NoRoom("for the mean gradient")
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(lab.trainer._stage, "step", step)
+
+    async def main() -> None:
+        await asyncio.sleep(LONGEST_S + 30.0)
+        assert lab.script.seen == [tuple(range(8)), (0, 1, 4, 5, 8, 9), (0, 1, 4, 5, 8, 9)]
+        assert lab.trainer.progress.trained == ((0, 10),)
 
     run(lab, main)

@@ -93,6 +93,16 @@ def test_a_busy_peer_is_waited_for_but_not_for_ever() -> None:
     one.roll.heard(D, says(1, free=False), STRAGGLER_S)
     assert one.participants(STRAGGLER_S - 0.1, free=True) is None
     assert one.participants(STRAGGLER_S, free=True) == [sorted([A, B]), [C]]
+    now = 2 * STRAGGLER_S  # after that step it is busy still
+    for peer, stage in ((SECOND, 0), (C, 1)):
+        one.roll.heard(peer, says(stage), now)
+    one.roll.heard(D, says(1, free=False), now)
+    assert one.participants(now, free=True) == [sorted([A, B]), [C]], "it is not waited for in every step"
+    one.roll.heard(D, says(1), now + 1.0)
+    assert one.participants(now + 1.0, free=True) == [sorted([A, B]), sorted([C, D])]
+    one.roll.heard(D, says(1, free=False), now + 2.0)
+    assert one.participants(now + 2.0, free=False) is None
+    assert one.participants(now + 3.0, free=True) is None and one.reason == "waits for 1 busy peers"
 
 
 # ---- from a plan to a step -----------------------------------------------------------------------------------------

@@ -5,14 +5,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
+from tests.sims.pipeline_story import until
+from torch import Tensor
 
 from farflung.node.trainer import Pace
 from farflung.protocol.lap import Laps
 from farflung.sims.chaos import Wire, run_schedule
 from farflung.sims.faults import Schedule, Start
+from farflung.sims.pipeline_small import Counting, recipe, signers
+from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.sims.swarm import Swarm
 from farflung.training.errors import DataUnavailable, NoRoom, NotNow
 from farflung.training.inner import StepReport
+from farflung.training.pipeline_worker import Batch
 
 HINDERED_S = 120.0
 SAMPLES_PER_STEP = 2
@@ -92,3 +98,57 @@ def test_when_nobody_can_read_the_data_all_wait_and_go_on_where_they_were() -> N
         2, Schedule(num_peers=3, duration_s=2130.0, faults=starts), watch, Wire(pace=pace, step_s=(1.0, 1.0, 1.0))
     )
     assert report.violations == [] and report.dropped_steps == 0
+
+
+PIPELINE = recipe(total_steps=4 * 40)
+
+
+def test_a_pipeline_goes_on_without_a_peer_whose_device_is_full_and_it_comes_back() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(3):
+            swarm.start(peer)
+        await until(swarm, lambda: min(swarm.rounds().values(), default=0) == 2)
+        peer, worker = swarm.peers[2], swarm.learner(2).worker
+        usual = worker.forward
+
+        def full(*_: object) -> Tensor:
+            raise torch.OutOfMemoryError("no room")
+
+        worker.forward = full
+        await asyncio.sleep(30.0)
+        began = len(swarm.happened("step", 1)), len(swarm.happened("step", 2))
+        await asyncio.sleep(HINDERED_S)
+        assert peer.member.membership.state == "waiting"
+        assert peer.state_reason.startswith("the device is full: cpu has no room for a forward")
+        assert len(swarm.happened("step", 1)) > began[0] + 10
+        worker.forward = usual
+        ended = len(swarm.happened("step", 2))
+        assert ended <= began[1] + 4
+        await asyncio.sleep(HINDERED_S)
+        assert len(swarm.happened("step", 2)) > ended + 5
+
+    swarm = simulate(PIPELINE, Counting(), signers(3), story, wanted={0: 0, 1: 1, 2: 1})
+    assert not swarm.broken
+
+
+def test_a_data_node_that_cannot_read_the_data_waits_and_the_pipeline_goes_on_where_it_was() -> None:
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(2):
+            swarm.start(peer)
+        await until(swarm, lambda: min(swarm.rounds().values(), default=0) == 1)
+        learner = swarm.learner(0)
+        usual = learner.batch
+
+        def batch(numbers: Sequence[int]) -> Batch:
+            raise DataUnavailable("hf:some/set cannot be read")
+
+        learner.batch = batch
+        await asyncio.sleep(300.0)
+        assert swarm.peers[0].state_reason == "the data cannot be read: hf:some/set cannot be read"
+        learner.batch = usual
+        steps = len(swarm.happened("step", 1))
+        await asyncio.sleep(HINDERED_S)
+        assert len(swarm.happened("step", 1)) > steps + 5
+
+    swarm = simulate(PIPELINE, Counting(), signers(2), story, wanted={0: 0, 1: 1})
+    assert not swarm.broken
