@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -259,9 +259,7 @@ class NodeDaemon:
                     with ExitStack() as watching:  # from before there is a peer: it may begin a stage anew first
                         watching.callback(log.subscribe(status.apply))
                         events = watching.enter_context(log.follow())
-                        left = await life(
-                            status, events, *await _avoiding(made, avoids)
-                        )  # no name: the model goes with it
+                        left = await life(status, events, *await made(), avoids)  # no name: the model goes with it
                     if left.avoids:
                         made, avoids = making.anew, left.avoids
                     elif left.moves_to is not None:
@@ -282,8 +280,10 @@ class NodeDaemon:
         events: Follower,
         peer: Peer,
         storage: FileStorage,
+        avoids: frozenset[bytes],
     ) -> Left:
-        """From a peer until it has left."""
+        """From a peer until it has left; it stays out of the groups in `avoids`."""
+        peer.member.waiting.avoids = avoids
         settings = recipe.settings()
         freeze_imports()
         inside = NodeInside(
@@ -492,11 +492,3 @@ async def _until_stopped(events: Follower) -> AsyncIterator[Event]:
         yield event
         if event["event"] == "node.stop":
             return
-
-
-async def _avoiding(
-    made: Callable[[], Awaitable[tuple[Peer, FileStorage]]], avoids: frozenset[bytes]
-) -> tuple[Peer, FileStorage]:
-    peer, storage = await made()
-    peer.member.waiting.avoids = avoids
-    return peer, storage

@@ -36,13 +36,14 @@ from farflung.node.serving import Left, Serving
 from farflung.node.statesync import StateSync
 from farflung.node.terms import Terms
 from farflung.node.trainer import Host, Trainer
+from farflung.node.utterance import Utterance
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.effects import Effect
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import PeerId
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.member import Member
-from farflung.protocol.membership import TRAINING_STATES, Membership
+from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Forward, Heartbeat, Part, Ready
 from farflung.protocol.neighbours import Found
 from farflung.protocol.types import as_text
@@ -54,9 +55,6 @@ STANDING = ("joining", "waiting")
 """States in which a node does nothing until somebody else does."""
 
 ENDING = ("leaving", "finished")
-
-SAY_AGAIN_S = 10.0
-"""Between two such reasons."""
 
 LINGER_S = 20.0
 """How long a node that has finished serves those who have not."""
@@ -124,7 +122,7 @@ class Peer:
                 may_train=lambda: self._may_train(),
                 awaits_means=lambda: self._awaits_means(),
                 is_due=lambda step_s: self.member.is_due(step_s, self._now()),
-                others_train=self._others_train,
+                others_train=lambda: self.member.membership.others_train(self.member.head.commit.view),
                 set_ready=self._ready,
                 withdraw=lambda: self._do(self.member.withdraw(self._now())),
                 up_bytes_per_s=lambda: self.exchange.sending.bytes_per_s,
@@ -195,11 +193,7 @@ class Peer:
         self.stop_reason = ""
         self.state_reason = ""
         self._waited_for: bytes | None = None
-        self._said_reason = ""
-        """Of the state, as it was last logged."""
-        self._said_at = -math.inf
-        self._stood = False
-        """Whether it did nothing until somebody else would, as that was said."""
+        self._utterance = Utterance()
         self._linger_until = 0.0
 
     def _now(self) -> float:
@@ -407,11 +401,6 @@ class Peer:
     def _may_train(self) -> bool:
         return self.member.in_view and self.applier.height == self.member.head.commit.height and not self._is_complete()
 
-    def _others_train(self) -> bool:
-        membership, me = self.member.membership, self.member.me
-        beats = [membership.heartbeat(peer) for peer in membership.live(self.member.head.commit.view) if peer != me]
-        return any(beat is not None and beat.state in TRAINING_STATES for beat in beats)
-
     def _awaits_means(self) -> bool:
         """Whether nothing but the means of the newest round keeps us from training, and there is more to train after it."""
         if not self.member.in_view:
@@ -475,10 +464,9 @@ class Peer:
         trouble = "" if state in ENDING else self.network.clock_trouble()
         self.state_reason = "; ".join(filter(None, (trouble, self.state_reason)))
         stands = self._stands(state) or bool(trouble)
-        news = self.state_reason != self._said_reason and (stands or self._stood)  # the end of standing is said, too
-        if state != self.member.membership.state or (news and self._now() >= self._said_at + SAY_AGAIN_S):
+        changed = state != self.member.membership.state
+        if self._utterance.is_due(self.state_reason, changed=changed, stands=stands, now=self._now()):
             self.member.membership.state = state
-            self._said_reason, self._said_at, self._stood = self.state_reason, self._now(), stands
             self.log.emit("node.state", state=state, reason=self.state_reason)
 
     def _stands(self, state: str) -> bool:

@@ -139,6 +139,11 @@ class Membership:
     def live(self, peers: Iterable[PeerId]) -> list[PeerId]:
         return [p for p in peers if self.alive(p)]
 
+    def others_train(self, view: Iterable[PeerId]) -> bool:
+        """Whether anybody of a view but we ourselves says so."""
+        beats = [self.heartbeat(peer) for peer in self.live(view) if peer != self.me]
+        return any(beat is not None and beat.state in TRAINING_STATES for beat in beats)
+
     def gone(self, peer: PeerId) -> bool:
         """Whether a peer was called dead, or left. One that we have never heard is neither."""
         entry = self.peers.get(peer)

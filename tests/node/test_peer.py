@@ -18,10 +18,11 @@ from farflung.node.allowance import BURST_BYTES, BYTES_PER_S, LEAST_BYTES
 from farflung.node.detours import Detours
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
-from farflung.node.peer import SAY_AGAIN_S, TICK_S
+from farflung.node.peer import TICK_S
 from farflung.node.replica_peer import ReplicaPeer
 from farflung.node.sealed_mail import SealedMail
 from farflung.node.terms import Terms
+from farflung.node.utterance import SAY_AGAIN_S
 from farflung.protocol import messages
 from farflung.protocol.chain import Commit, Contribution, RoundResult, founded
 from farflung.protocol.effects import Effect

@@ -1,7 +1,7 @@
 """The training loop: batches off the window, standing when ready, and what a commit does to local progress."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,6 @@ from farflung.protocol.ledger import Holding, Ledger, Suspended
 from farflung.protocol.messages import Ready
 from farflung.sims import clock
 from farflung.sims.toy import ToyLearner, VirtualDoor
-from farflung.training.errors import NoRoom, NotEnoughMemory
-from farflung.training.inner import StepReport
 from farflung.training.rules import Nesterov
 
 ME, OTHER = b"m" * 32, b"o" * 32
@@ -440,70 +438,3 @@ def test_the_log_has_what_the_learner_was_given_whatever_is_accounted_for(monkey
 
     run(main)
     assert events[0]["samples"] == ((7, 8), (7, 8)), "a sample twice is there twice"
-
-
-def full_device(lab: Lab, error: Exception, *, after: int) -> Callable[[], None]:
-    """The learner's steps fail after so many of them, until what is returned is called."""
-    usual, made = lab.learner.train, [0]
-
-    def train(numbers: Sequence[int], global_step: int) -> StepReport:
-        made[0] += 1
-        if made[0] > after:
-            raise error
-        return usual(numbers, global_step)
-
-    def over() -> None:
-        lab.learner.train = usual
-
-    lab.learner.train = train
-    return over
-
-
-@pytest.mark.parametrize("others_train", [False, True])
-def test_a_step_that_cannot_be_made_now_is_made_later_and_meanwhile_a_round_may_take_the_others(
-    others_train: bool,
-) -> None:
-    async def main(lab: Lab) -> None:
-        lab.others_train = others_train
-        over = full_device(lab, NoRoom("no room for 1 sequences"), after=2)
-        await asyncio.sleep(4.5)
-        assert lab.trainer.hindrance.reason == "the device is full: no room for 1 sequences"
-        async with asyncio.timeout(0.1), lab.trainer.busy:
-            pass  # a commit would be applied at once
-        await asyncio.sleep(25.0)
-        assert not lab.ready, "it may be for a moment only"
-        await asyncio.sleep(15.0)
-        assert [r.samples for r in lab.ready] == [4] * others_train
-        if others_train:
-            assert settle(lab, holding((4, 24)), 1, 4)
-            lab.trainer.over()
-        over()
-        await asyncio.sleep(60.0)
-        assert not lab.trainer.hindrance.reason
-        assert [r.samples for r in lab.ready] == ([4, 6] if others_train else [6])
-        assert lab.learner.trained[:6] == list(range(6)), "each once, and in order"
-
-    run(main)
-
-
-def test_what_missed_its_round_is_offered_again_by_a_peer_that_makes_no_steps() -> None:
-    async def main(lab: Lab) -> None:
-        lab.others_train = True
-        full_device(lab, NoRoom("no room"), after=1)
-        await asyncio.sleep(60.0)
-        assert [r.samples for r in lab.ready] == [2]
-        lab.trainer.over()
-        await asyncio.sleep(5.0)
-        assert [r.samples for r in lab.ready] == [2, 2]
-
-    run(main)
-
-
-def test_a_step_that_was_made_in_part_ends_training() -> None:
-    async def main(lab: Lab) -> None:
-        full_device(lab, NotEnoughMemory("some parameters had moved"), after=1)
-        await asyncio.sleep(5.0)
-
-    with pytest.raises(ExceptionGroup) as raised:
-        run(main)
-    assert raised.group_contains(NotEnoughMemory)

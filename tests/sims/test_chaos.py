@@ -9,9 +9,10 @@ from multiprocessing import get_context
 
 import pytest
 
-from farflung.node.peer import SAY_AGAIN_S, Peer
+from farflung.node.peer import Peer
 from farflung.node.storage import Link, newest_history
 from farflung.node.trainer import Pace
+from farflung.node.utterance import SAY_AGAIN_S
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.errors import LocalError
 from farflung.protocol.keys import short
