@@ -94,6 +94,7 @@ def test_a_busy_peer_is_waited_for_but_not_for_ever() -> None:
     assert one.participants(STRAGGLER_S - 0.1, free=True) is None
     assert one.participants(STRAGGLER_S, free=True) == [sorted([A, B]), [C]]
     now = 2 * STRAGGLER_S  # after that step it is busy still
+    assert one.participants(now, free=False) is None
     for peer, stage in ((SECOND, 0), (C, 1)):
         one.roll.heard(peer, says(stage), now)
     one.roll.heard(D, says(1, free=False), now)
