@@ -185,7 +185,7 @@ def scenario_of(division: Division, task: Task, seed: int) -> Scenario:
         tokens_per_s=float(task.batch_tokens),
         up_mbit=task.link_mbit,
         down_mbit=task.link_mbit,
-        latency_ms=25.0,
+        latency_ms=12.5,
         join_s=(0.0, JOINED_S),
     )
     return Scenario(

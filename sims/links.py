@@ -23,8 +23,8 @@ _SMOOTHING = 0.3
 class LinkModel:
     """The access link of one peer, or of all. The defaults are a calm home connection that loses nothing."""
 
-    latency_s: float = 0.05
-    """One way, in seconds. A path's latency is the mean of its ends'."""
+    latency_s: float = 0.025
+    """One way, in seconds. A path's latency is that of both ends together."""
     jitter_s: float = 0.01
     """Up to so many seconds more for a control message, uniform. A path's is the mean of its ends'."""
     message_s: float = 0.0
@@ -140,7 +140,7 @@ def path_between(
         passed *= 1.0 - disturbance.drop
         single *= 1.0 - disturbance.duplicate
     return Path(
-        latency_s=(a.latency_s + b.latency_s) / 2 + between[0] + sum(d.delay_s for d in disturbances),
+        latency_s=a.latency_s + b.latency_s + between[0] + sum(d.delay_s for d in disturbances),
         jitter_s=(a.jitter_s + b.jitter_s) / 2,
         message_s=(a.message_s + b.message_s) / 2,
         write_s=(a.write_s + b.write_s) / 2,

@@ -96,7 +96,7 @@ def orders_for(
     own, _, here = roster[peer]
     training = training_seconds(manifest, own.tokens_per_s)
     away = {
-        key: ((own.latency_ms + other.latency_ms) / 2000.0) + regions.between(here, there)[0]
+        key: ((own.latency_ms + other.latency_ms) / 1000.0) + regions.between(here, there)[0]
         for key, (other, _, there) in zip(keys, roster, strict=True)
     }
     return Orders(

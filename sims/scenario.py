@@ -56,8 +56,8 @@ class PeerClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Of its device, checked against what the model needs; 0: not checked."""
     up_mbit: float = 20.0
     down_mbit: float = 100.0
-    latency_ms: float = 10.0
-    """Of its access link, one way; what lies between regions is added."""
+    latency_ms: float = 5.0
+    """Of its access link, one way: that of both ends is added up, and what lies between their regions."""
     nat: Nat = "none"
     """The router in front of each; see `farflung.sims.nat`."""
     attacks: tuple[Attack, ...] = ()

@@ -131,7 +131,7 @@ def _peer_class(
         tokens_per_s=batch_tokens / step_s,
         up_mbit=choices.maybe(f"{own}/up_mbit", (20.0, 5.0, 100.0, 1000.0)),
         down_mbit=choices.maybe(f"{own}/down_mbit", (100.0, 20.0, 1000.0)),
-        latency_ms=choices.maybe(f"{own}/latency_ms", (10.0, 0.0, 50.0, 150.0, 300.0)),
+        latency_ms=choices.maybe(f"{own}/latency_ms", (5.0, 0.0, 25.0, 75.0, 150.0)),
         nat="none" if first else choices.maybe(f"{own}/nat", NATS),
         attacks=attacks,
         stage=None if first or kind != "pipeline" else choices.maybe(f"{own}/stage", (None, *range(stages))),

@@ -13,7 +13,7 @@ from farflung.protocol.errors import Refused, RemoteError
 from farflung.sims.links import LinkModel
 from farflung.training.outer import OuterState
 
-SLOW = LinkModel(latency_s=0.02, up_bytes_per_s=200.0, down_bytes_per_s=1e6)
+SLOW = LinkModel(latency_s=0.01, up_bytes_per_s=200.0, down_bytes_per_s=1e6)
 """The state takes its donors some ten seconds."""
 
 

@@ -93,7 +93,9 @@ def carry(
         loop = asyncio.get_running_loop()
         assert isinstance(loop, clock.VirtualLoop)
         hub = MemoryHub(
-            loop, random.Random(0), LinkModel(latency_s=WAY_S, jitter_s=0.0, up_bytes_per_s=up_bytes_per_s, kept_s=60.0)
+            loop,
+            random.Random(0),
+            LinkModel(latency_s=WAY_S / 2, jitter_s=0.0, up_bytes_per_s=up_bytes_per_s, kept_s=60.0),
         )
         ours, theirs = MemoryNetwork(hub, US), MemoryNetwork(hub, THEM)
         theirs.serve(ACTIVATION, framing.guarded(serve, lambda error: None, within_s=600.0))
@@ -159,7 +161,7 @@ def test_a_stream_that_breaks_while_nobody_needs_it_ends_the_courier() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, clock.VirtualLoop)
-        hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=WAY_S))
+        hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=WAY_S / 2))
         ours, theirs = MemoryNetwork(hub, US), MemoryNetwork(hub, THEM)
 
         async def serve(stream: Stream) -> None:
@@ -183,7 +185,7 @@ def test_a_stream_may_break_in_the_moment_in_which_a_parcel_comes(serves_again: 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, clock.VirtualLoop)
-        hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=WAY_S))
+        hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=WAY_S / 2))
         ours = Showing(hub, US)
 
         async def serve(stream: Stream) -> None:

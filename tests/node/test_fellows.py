@@ -62,7 +62,7 @@ def test_of_two_that_come_at_once_neither_needs_all_of_the_donor() -> None:
         first, *others = lab.nodes
         donor = Serving(first)
         a, b = (Newcomer(node) for node in others)
-        slow = LinkModel(latency_s=0.02, up_bytes_per_s=120.0, down_bytes_per_s=1e6)
+        slow = LinkModel(latency_s=0.01, up_bytes_per_s=120.0, down_bytes_per_s=1e6)
         lab.hub.set_link(first.id, slow)
         async with asyncio.TaskGroup() as group:
             group.create_task(a.fetch(first, fellows=(b,)))
@@ -166,7 +166,7 @@ def test_a_donor_that_is_there_later_helps_too() -> None:
         me, slow, late = lab.nodes
         donor = Serving(slow)
         Serving(late)
-        lab.hub.set_link(slow.id, LinkModel(latency_s=0.02, up_bytes_per_s=100.0, down_bytes_per_s=1e6))
+        lab.hub.set_link(slow.id, LinkModel(latency_s=0.01, up_bytes_per_s=100.0, down_bytes_per_s=1e6))
         sync, download, _, note = newcomer(me)
         looks = iter([Sources([slow.id]), *[Sources([slow.id, late.id])] * 1000])
         await sync.fetch_from(lambda: next(looks), download, note)
@@ -215,8 +215,8 @@ def test_a_quorums_list_says_which_chunks_are_good_where_there_is_somebody_to_gi
             await hold(old.node, 1)
             await old.take(history[-1])
             new.hears(old)
-        lab.hub.set_link(one.node.id, LinkModel(latency_s=0.02, up_bytes_per_s=200.0, down_bytes_per_s=1e6))
-        lab.hub.set_link(two.node.id, LinkModel(latency_s=0.02, up_bytes_per_s=200.0, down_bytes_per_s=1e6))
+        lab.hub.set_link(one.node.id, LinkModel(latency_s=0.01, up_bytes_per_s=200.0, down_bytes_per_s=1e6))
+        lab.hub.set_link(two.node.id, LinkModel(latency_s=0.01, up_bytes_per_s=200.0, down_bytes_per_s=1e6))
         new.node.learner.outer.params.zero_()
         new.member.history.replace(history[-2].commit, ())
         seen: list[tuple[int, int]] = []
@@ -241,7 +241,7 @@ def test_a_fellow_that_has_all_by_now_is_asked_as_a_donor() -> None:
     async def main(lab: Lab) -> None:
         me, slow, other = lab.nodes
         donor, fellow = Serving(slow), Newcomer(other)
-        lab.hub.set_link(slow.id, LinkModel(latency_s=0.02, up_bytes_per_s=50.0, down_bytes_per_s=1e6))
+        lab.hub.set_link(slow.id, LinkModel(latency_s=0.01, up_bytes_per_s=50.0, down_bytes_per_s=1e6))
         sync, download, _, note = newcomer(me)
         looks = iter([Sources([slow.id], [other.id]), *[Sources([slow.id, other.id])] * 1000])
 
@@ -267,7 +267,7 @@ def test_a_chunk_of_a_slow_fellow_is_waited_for_where_there_is_no_donor() -> Non
         a, b = (Newcomer(node) for node in others)
         b.holds(*range(b.download.num_chunks), of=donor)
         chunk = len(first.learner.outer.chunk_bytes(0))
-        slow = LinkModel(latency_s=0.02, up_bytes_per_s=chunk / (3 * statesync.LOOK_AGAIN_S), down_bytes_per_s=1e6)
+        slow = LinkModel(latency_s=0.01, up_bytes_per_s=chunk / (3 * statesync.LOOK_AGAIN_S), down_bytes_per_s=1e6)
         lab.hub.set_link(b.node.id, slow)
         await a.fetch(fellows=(b,))
         assert a.download.complete
@@ -286,7 +286,7 @@ def test_garbage_of_a_version_that_cannot_be_checked_does_not_keep_a_download_fr
             history.append(round_after(history[-1].commit))
             await hold(one.node, number)
             await one.take(history[-1])
-        lab.hub.set_link(one.node.id, LinkModel(latency_s=0.02, up_bytes_per_s=300.0, down_bytes_per_s=1e6))
+        lab.hub.set_link(one.node.id, LinkModel(latency_s=0.01, up_bytes_per_s=300.0, down_bytes_per_s=1e6))
         outer, given = liar.learner.outer, []
 
         async def pieces(stream: Any) -> None:

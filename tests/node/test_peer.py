@@ -56,7 +56,7 @@ def refusals(body: Body, **agreed: Any) -> list[dict[str, Any]]:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, clock.VirtualLoop)
-        hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=0.01, jitter_s=0.0, up_bytes_per_s=1e9))
+        hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=0.005, jitter_s=0.0, up_bytes_per_s=1e9))
         network = MemoryNetwork(hub, US.peer_id)
         flat = uniform(CODEC, NUMEL)
         usual: dict[str, Any] = {"settings": SETTINGS, "feedback": FeedbackSpec(), "outer": OUTER}

@@ -19,7 +19,7 @@ PEERS = 3
 FAST = LinkModel(up_bytes_per_s=1e6)
 SLOW = LinkModel(up_bytes_per_s=300.0)
 """A contribution has 1.6 kB: a round takes some 10 s, where it took 0.7."""
-FAR = LinkModel(up_bytes_per_s=1e6, latency_s=0.5)
+FAR = LinkModel(up_bytes_per_s=1e6, latency_s=0.25)
 
 SETTLE_S, MEASURED_S = 120.0, 60.0
 """After links became slow the first plans fail, each with more time than the one before: some 100 s until rounds hide again."""

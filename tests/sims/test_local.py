@@ -65,13 +65,13 @@ warmup_steps = 5
 name = "near"
 count = 2
 tokens_per_s = 128.0
-latency_ms = 4.0
+latency_ms = 2.0
 regions = ["Belgium", "Germany"]
 [[peers]]
 name = "far"
 count = 1
 tokens_per_s = 64.0
-latency_ms = 20.0
+latency_ms = 10.0
 regions = ["London"]
 [[happenings]]
 at = 25.0
@@ -140,7 +140,8 @@ def test_nodes_are_as_slow_and_as_far_away_as_simulated_ones(small: Scenario) ->
     prepared = prepare(small, 0, schedule)
     keys = [Ed25519Signer(seed).peer_id.hex() for seed in key_seeds(small, 0)]
     recipe, _ = read_scenario(small, bytes.fromhex(keys[0]))
-    where = [region for _, _, region in small.roster()]
+    roster = small.roster()
+    where = [region for _, _, region in roster]
     links = prepared.plan.links
     assert links is not None
     for peer in range(3):
@@ -151,6 +152,9 @@ def test_nodes_are_as_slow_and_as_far_away_as_simulated_ones(small: Scenario) ->
         assert set(orders.one_way_s) == {key for key in keys if key != keys[peer]}
         for other in set(range(3)) - {peer}:
             path = path_between(links(peer), links(other), between=regions.between(where[peer], where[other]))
+            access_ms = {"near": 2.0, "far": 10.0}
+            both_s = (access_ms[roster[peer][0].name] + access_ms[roster[other][0].name]) / 1000.0
+            assert path.latency_s == pytest.approx(both_s + regions.between(where[peer], where[other])[0])
             assert orders.one_way_s[keys[other]] == pytest.approx(path.latency_s)
             assert orders.jitter_s == path.jitter_s
 

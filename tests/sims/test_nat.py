@@ -23,8 +23,8 @@ from farflung.sims.simulation import simulate
 T = TypeVar("T")
 
 SIZE = 1_000_000
-FAST = LinkModel(latency_s=0.05, jitter_s=0.0, up_bytes_per_s=1e6, down_bytes_per_s=1e6)
-SLOW = LinkModel(latency_s=0.05, jitter_s=0.0, up_bytes_per_s=1e5, down_bytes_per_s=1e6)
+FAST = LinkModel(latency_s=0.025, jitter_s=0.0, up_bytes_per_s=1e6, down_bytes_per_s=1e6)
+SLOW = LinkModel(latency_s=0.025, jitter_s=0.0, up_bytes_per_s=1e5, down_bytes_per_s=1e6)
 
 
 def peer(number: int) -> PeerId:

@@ -86,8 +86,8 @@ def test_a_message_takes_the_latency_and_arrives_in_order() -> None:
 
 def test_a_path_is_made_of_both_ends() -> None:
     async def body(lab: Lab) -> None:
-        lab.hub.set_link(peer(1), LinkModel(latency_s=0.25, jitter_s=0.0, drop=1.0))
-        lab.hub.set_link(peer(2), LinkModel(latency_s=0.25, jitter_s=0.0))
+        lab.hub.set_link(peer(1), LinkModel(latency_s=0.125, jitter_s=0.0, drop=1.0))
+        lab.hub.set_link(peer(2), LinkModel(latency_s=0.125, jitter_s=0.0))
         for number in (1, 2):
             lab.networks[0].send(peer(number), b"m")
         lab.networks[0].send(peer(0), b"to myself")

@@ -106,7 +106,7 @@ def test_routes_take_the_nearer_of_two_peers(far: int) -> None:
     since: list[int] = []
 
     async def story(swarm: PipelineSwarm) -> None:
-        swarm.hub.set_link(swarm.ids[far], LinkModel(latency_s=0.75, jitter_s=0.0))
+        swarm.hub.set_link(swarm.ids[far], LinkModel(latency_s=0.375, jitter_s=0.0))
         swarm.start(0)
         swarm.start(far)
         await until(swarm, lambda: steps_done(swarm) >= 3)
@@ -295,6 +295,6 @@ def test_links_that_lose_and_repeat_messages() -> None:
             swarm.start(peer)
         await until_done(swarm, *range(4))
 
-    bad = LinkModel(latency_s=0.05, jitter_s=0.05, drop=0.05, duplicate=0.05, reorder=0.1)
+    bad = LinkModel(latency_s=0.025, jitter_s=0.05, drop=0.05, duplicate=0.05, reorder=0.1)
     swarm = simulate(recipe(total_steps=12), Counting(), signers(4), story, link=bad)
     assert not swarm.broken and swarm.rounds() == {0: 3, 1: 3}

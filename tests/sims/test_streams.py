@@ -113,7 +113,7 @@ def test_content_is_intact_whatever_the_sizes(
     rate = rng.choice([1e5, 1e6, float("inf")])
     in_lab(
         body,
-        LinkModel(latency_s=rng.random(), up_bytes_per_s=rate, down_bytes_per_s=1e6, window_bytes=window_bytes),
+        LinkModel(latency_s=rng.random() / 2, up_bytes_per_s=rate, down_bytes_per_s=1e6, window_bytes=window_bytes),
     )
 
 
@@ -456,7 +456,7 @@ def test_what_is_about_bulk_takes_as_long_as_it_is_where_bytes_of_bulk_stand_for
 @pytest.mark.parametrize("down", [7.5e7, 1.25e8])
 def test_small_pieces_on_fast_links_keep_their_order_whatever_the_time_of_day(down: float) -> None:
     """What the last ones take may be less than a clock of that size can tell."""
-    link = LinkModel(up_bytes_per_s=1.25e7, down_bytes_per_s=down, latency_s=0.01)
+    link = LinkModel(up_bytes_per_s=1.25e7, down_bytes_per_s=down, latency_s=0.005)
 
     async def body(lab: Lab) -> None:
         await asyncio.sleep(1.7e9)
