@@ -21,14 +21,16 @@ import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
+from farflung.node.distance import TCP_WAYS, TLS_WAYS
 from farflung.protocol.errors import NetworkError
 from farflung.protocol.keys import PeerId
 from farflung.sims.clock import VirtualLoop
-from farflung.sims.links import Disturbance, LinkModel, Meter, Path, Rates, copies, one_after_another, path_between
+from farflung.sims.links import Disturbance, LinkModel, Path, Rates, copies, one_after_another, path_between
 from farflung.sims.nat import PUNCH_TRIPS, Nat, Routers
 from farflung.sims.partitions import Partitions
+from farflung.sims.process import Process
 from farflung.sims.records import RecordStore
 from farflung.sims.streams import Connection, MemoryStream
 
@@ -55,35 +57,6 @@ class NetEvent:
 Backbone = Callable[[PeerId, PeerId], tuple[float, float]]
 """What lies between the access links of two peers: latency in seconds, added to theirs, and bytes per second of one direction, which all
 streams of the pair share; infinite where nothing in the middle limits them."""
-
-
-class Process(Protocol):
-    """What the hub sees of a process: its network, alive until the hub takes it down or it detaches itself."""
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Its public key."""
-
-    def deliver(self, sender: PeerId, message: bytes) -> None:
-        """A control message has arrived."""
-
-    def serves(self, kind: str) -> bool:
-        """True when it accepts this kind of stream."""
-
-    def accept(self, kind: str, stream: MemoryStream) -> None:
-        """A stream has come in."""
-
-    def keeps(self, target: "Process | None") -> bool:
-        """Whether a connection to that process is still open, so that a stream needs no handshake."""
-
-    def note_dialled(self, target: "Process") -> None:
-        """A stream to that process was opened now."""
-
-    def meter(self, peer: PeerId) -> Meter:
-        """The meter of what goes to and comes from one peer."""
-
-    def stop_serving(self) -> None:
-        """The process has ended."""
 
 
 class MemoryHub:
@@ -424,17 +397,20 @@ class MemoryHub:
             self.record("drop", sender, receiver, len(message), "queue full")
 
     async def dial(self, source: Process, peer: PeerId, kind: str) -> MemoryStream:
-        """Open a stream: two round trips, as TCP and TLS 1.3 need (208 ms measured at 100 ms), or at once over a connection that was
-        kept. Raises NetworkError.
-        """
+        """Open a stream: three round trips, for TCP, TLS 1.3 and READY (`node.tls`), or at once over a connection that was kept. Raises NetworkError."""
         me = source.peer_id
         give_up_at = self.now() + self.link.connect_timeout_s
         while not self.reach(me, peer) or self.is_paused(peer) or peer in self._silent:
             if self.now() >= give_up_at:
                 self._refuse(me, peer, "no answer")
             await asyncio.sleep(min(_DIAL_RETRY_S, give_up_at - self.now()))
-        trips = 4.0 + (PUNCH_TRIPS if self._routers.punched(me, peer) else 0.0)
-        await asyncio.sleep(0.0 if source.keeps(self._running.get(peer)) else trips * self.path(me, peer).latency_s)
+        if source.keeps(self._running.get(peer)):
+            await asyncio.sleep(0.0)
+        else:
+            trips = TCP_WAYS + (PUNCH_TRIPS if self._routers.punched(me, peer) else 0.0)
+            await asyncio.sleep(trips * self.path(me, peer).latency_s)
+            if peer in self._running:  # else there is nobody to shake hands with
+                await asyncio.sleep(TLS_WAYS * self.path(me, peer).latency_s)
         target = self._running.get(peer)
         if not self.is_running(source):
             raise NetworkError("this network was closed")

@@ -8,8 +8,9 @@ from farflung.node.network import LinkStats, MessageHandler, PeerId, StreamHandl
 from farflung.protocol.errors import FarflungError, NetworkError
 from farflung.protocol.limits import MAX_CONTROL_BYTES, MAX_RECORD_BYTES
 from farflung.sims.clock import process_context
-from farflung.sims.hub import MemoryHub, Process
+from farflung.sims.hub import MemoryHub
 from farflung.sims.links import Meter
+from farflung.sims.process import Process
 from farflung.sims.streams import MemoryStream
 
 

@@ -126,7 +126,7 @@ def test_a_stream_breaks_with_its_relay_and_another_takes_over() -> None:
     async def body(lab: Lab) -> None:
         relay = lab.hub.relay(peer(0), peer(1))
         assert relay in (peer(2), peer(3))
-        lab.hub.loop.call_later(0.5, lab.hub.kill, relay)
+        lab.hub.loop.call_later(1.0, lab.hub.kill, relay)
         with pytest.raises(NetworkError, match="reset"):
             await lab.send(0, 1)
         assert await lab.send(0, 1) > 0.0

@@ -393,18 +393,28 @@ def test_a_connection_is_dialled_once_and_kept_for_a_while() -> None:
 
         for network in lab.networks:
             network.serve("x", nothing)
-        assert [await took(0), await took(0)] == [0.2, 0.0]
-        assert await took(1) == 0.2, "only the dialler uses it again"
+        assert [await took(0), await took(0)] == [0.3, 0.0]
+        assert await took(1) == 0.3, "only the dialler uses it again"
         await asyncio.sleep(59.0)
         assert await took(0) == 0.0
         await asyncio.sleep(61.0)
-        assert await took(0) == 0.2
+        assert await took(0) == 0.3
         lab.hub.kill(peer(1))
         lab.networks[1] = lab.start(1)
         lab.networks[1].serve("x", nothing)
-        assert await took(0) == 0.2, "to another process"
+        assert await took(0) == 0.3, "to another process"
 
     in_lab(body, link=dataclasses.replace(STILL, kept_s=60.0))
+
+
+def test_that_nobody_listens_is_known_after_one_round_trip() -> None:
+    async def body(lab: Lab) -> None:
+        lab.hub.kill(peer(1))
+        with pytest.raises(NetworkError, match="connection refused"):
+            await lab.networks[0].open_stream(peer(1), "x")
+        assert lab.elapsed() == 0.1
+
+    in_lab(body)
 
 
 def test_who_has_ended_is_not_kept_in_memory_by_those_who_had_dialled_it() -> None:
@@ -433,7 +443,7 @@ def test_what_a_message_costs_beside_its_way_does_not_delay_bulk() -> None:
         lab.networks[1].serve("x", nothing)
         lab.networks[0].send(peer(1), b"late")
         await lab.networks[0].open_stream(peer(1), "x")
-        assert lab.elapsed() == 0.2
+        assert lab.elapsed() == 0.3
         await asyncio.sleep(1.0)
         assert lab.inbox[1] == [(0.35, peer(0), b"late")]
 
