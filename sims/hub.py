@@ -1,7 +1,7 @@
 """The internet under virtual time, and the fate of the processes on it, with everything that goes wrong.
 
-One `MemoryHub` joins any number of processes, each of which has a `network.MemoryNetwork`. Control messages suffer what
-`links.LinkModel` draws for them; bulk streams are those of `streams`; records are those of `records`. On top, at any moment:
+One `MemoryHub` joins any number of processes, each of which has a `network.MemoryNetwork`. Control messages go the way of
+`datagrams`; bulk streams are those of `streams`; records are those of `records`. On top, at any moment:
 
 - `partition`: nothing passes between groups. Messages sent or arriving meanwhile are lost, streams stall and break after a timeout. Several can be open.
 - `kill`: the process is gone. Its streams reset, what was on its way to it is lost, what it had sent still arrives. Its
@@ -27,7 +27,8 @@ from farflung.node.distance import TCP_WAYS, TLS_WAYS
 from farflung.protocol.errors import NetworkError
 from farflung.protocol.keys import PeerId
 from farflung.sims.clock import VirtualLoop
-from farflung.sims.links import Disturbance, LinkModel, Path, Rates, copies, one_after_another, path_between
+from farflung.sims.datagrams import Datagrams
+from farflung.sims.links import Disturbance, LinkModel, Path, Rates, one_after_another, path_between
 from farflung.sims.nat import PUNCH_TRIPS, Nat, Routers
 from farflung.sims.partitions import Partitions
 from farflung.sims.process import Process
@@ -108,6 +109,7 @@ class MemoryHub:
         self._connections: dict[int, Connection] = {}
         self._num_connections = 0
         self._rates = Rates()
+        self._datagrams = Datagrams(self, rng, self._rates, self._take)
         # Empty: the network's own timers belong to no process, so they go on while their cause is stopped.
         self._context = contextvars.Context()
 
@@ -259,7 +261,7 @@ class MemoryHub:
 
     def relay(self, a: PeerId, b: PeerId) -> PeerId | None:
         """Who passes on what two peers have for each other; None when they reach each other directly, or not at all."""
-        return self._way(a, b)[1]
+        return self._way(a, b)[1] if self._routers else None
 
     def reach(self, a: PeerId, b: PeerId) -> bool:
         """Whether anything gets from one to the other: there is no cut, and a relay where it takes one."""
@@ -297,7 +299,7 @@ class MemoryHub:
         rate = self.path(sender, receiver).bytes_per_s
         if math.isinf(rate):
             return left_at
-        return self._rates.reserve(sender, f"to {receiver.hex()}", num_bytes, rate, left_at)
+        return self._rates.reserve(sender, receiver, num_bytes, rate, left_at)
 
     def down(self, peer: PeerId, num_bytes: float) -> float:
         """Queue bytes on a peer's downlink; returns when the last is in."""
@@ -367,13 +369,7 @@ class MemoryHub:
             why = "cut" if self.cut(sender, receiver) else "no relay"
             self.record("drop", sender, receiver, len(message), why)
         else:
-            delays = copies(self._rng, self.path(sender, receiver))
-            if not delays:
-                self.record("drop", sender, receiver, len(message), "lost")
-            elif len(delays) > 1:
-                self.record("duplicate", sender, receiver, len(message), "")
-            for delay_s in delays:
-                self.at(self.now() + delay_s, self._take, sender, target, message)
+            self._datagrams.send(sender, target, message)
 
     def _take(self, sender: PeerId, target: Process, message: bytes) -> None:
         """It is at the receiver's machine."""

@@ -2,10 +2,11 @@
 
 Every peer has one access link; a path is made of the links of its two ends. Control messages suffer latency, jitter, loss,
 duplication and reordering, each drawn from the caller's `random.Random`. Bulk has latency and is serialised first come, first
-served at the sender's uplink and the receiver's downlink, a chunk at a time, so that streams of one peer share it by turns.
-`Rates.reserve` is the whole of the rate model: a fluid-flow model replaces that one function.
+served at the sender's uplink and the receiver's downlink, a chunk at a time, so that streams of one peer share it by turns. Control
+messages take the links as long as they are, too; they wait for one another and not for bulk, which waits for them.
+`Rates` is the whole of the rate model: a fluid-flow model replaces that one class.
 
-Not modelled: TCP's slow start and its collapse under loss, queues in the network's middle, control sharing the uplink with bulk.
+Not modelled: TCP's slow start and its collapse under loss, queues in the network's middle, control that waits behind bulk.
 """
 
 import math
@@ -191,16 +192,31 @@ def copies(rng: random.Random, path: Path) -> list[float]:
 
 
 class Rates:
-    """When each uplink and each downlink is next free."""
+    """When each uplink and each downlink is next free: for bulk, and for control messages, which let no bulk pass that comes after them."""
 
     def __init__(self) -> None:
-        self._free_at: dict[tuple[PeerId, str], float] = {}
+        self._free_at: dict[tuple[PeerId, str | PeerId], list[float]] = {}
+        """For bulk, and for messages."""
 
-    def reserve(self, peer: PeerId, way: str, num_bytes: float, bytes_per_s: float, now: float) -> float:
-        """Queue bytes on the `up` or `down` link of a peer, or on its way to another; returns when the last one is through, in seconds."""
-        done = max(now, self._free_at.get((peer, way), now)) + num_bytes / bytes_per_s
-        self._free_at[peer, way] = done
+    def reserve(self, peer: PeerId, way: str | PeerId, num_bytes: float, bytes_per_s: float, now: float) -> float:
+        """Queue bulk on the `up` or `down` link of a peer, or on its way to another; returns when the last byte is through, in seconds."""
+        free_at = self._free(peer, way, now)
+        free_at[0] = done = max(now, free_at[0]) + num_bytes / bytes_per_s
         return done
+
+    def reserve_message(self, peer: PeerId, way: str | PeerId, takes_s: float, now: float) -> float:
+        """Queue a control message that takes so long; returns when it is through. It waits for messages before it, not for bulk; what bulk comes later waits for it."""
+        free_at = self._free(peer, way, now)
+        bulk, messages = free_at
+        free_at[0] = (bulk if bulk > now else now) + takes_s
+        free_at[1] = done = (messages if messages > now else now) + takes_s
+        return done
+
+    def _free(self, peer: PeerId, way: str | PeerId, now: float) -> list[float]:
+        free_at = self._free_at.get((peer, way))
+        if free_at is None:
+            free_at = self._free_at[peer, way] = [now, now]
+        return free_at
 
     def forget(self, peer: PeerId) -> None:
         """Nothing of this peer is queued any more: its process is gone."""

@@ -23,8 +23,9 @@ from farflung.sims.processors import Processors
 T = TypeVar("T")
 
 START = 1_700_000_000.0
-STILL = LinkModel(jitter_s=0.0, record_delay_s=0.0)
-"""A link without chance in it: 50 ms one way."""
+ENDLESS = {"up_bytes_per_s": float("inf"), "down_bytes_per_s": float("inf")}
+STILL = LinkModel(jitter_s=0.0, record_delay_s=0.0, **ENDLESS)
+"""A link without chance in it, and as wide as one likes: 25 ms one way, from peer to peer 50."""
 
 
 def peer(number: int) -> PeerId:
@@ -86,8 +87,8 @@ def test_a_message_takes_the_latency_and_arrives_in_order() -> None:
 
 def test_a_path_is_made_of_both_ends() -> None:
     async def body(lab: Lab) -> None:
-        lab.hub.set_link(peer(1), LinkModel(latency_s=0.125, jitter_s=0.0, drop=1.0))
-        lab.hub.set_link(peer(2), LinkModel(latency_s=0.125, jitter_s=0.0))
+        lab.hub.set_link(peer(1), LinkModel(latency_s=0.125, jitter_s=0.0, drop=1.0, **ENDLESS))
+        lab.hub.set_link(peer(2), LinkModel(latency_s=0.125, jitter_s=0.0, **ENDLESS))
         for number in (1, 2):
             lab.networks[0].send(peer(number), b"m")
         lab.networks[0].send(peer(0), b"to myself")
