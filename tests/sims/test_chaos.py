@@ -215,7 +215,7 @@ def test_the_judge_sees_a_sample_that_is_trained_twice() -> None:
     assert any(v.startswith("invariant 6") for v in report.violations)
 
 
-@pytest.mark.parametrize("stopped", [(), (Pause(at=15.0, peer=2),)])
+@pytest.mark.parametrize("stopped", [(), (Pause(at=17.0, peer=2),)])
 def test_a_handler_that_raises_is_a_finding_and_the_log_ends_there(
     stopped: tuple[Pause, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
