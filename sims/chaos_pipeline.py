@@ -125,6 +125,7 @@ class _Run:
                 link=LinkModel(drop=scene.drop),
                 wanted=dict(enumerate(scene.placed)),
                 tied=scene.tied,
+                checkpoint_s=scene.checkpoint_s,
                 on_event=self._on_event,
                 on_broken=self._on_broken,
             )

@@ -133,6 +133,8 @@ class PipelineSwarm:
     """What a call takes a peer at its usual speed, by the name of the function."""
     start_s: float = 0.0
     """From the start of a process to its node being up."""
+    checkpoint_s: float | None = None
+    """Between two checkpoints of a peer; None: what a node takes for a stage of its size, 0: after every round."""
     founder: int = 0
     wanted: Mapping[int, int] = field(default_factory=dict)
     """By peer, the stage that it is told to take; others take what is needed."""
@@ -309,7 +311,7 @@ class PipelineSwarm:
             storage=storage,
             log=log,
             facts=Facts(device="simulated", pid=0, domains=self.domains.get(index, UNKNOWN)),
-            checkpoint_s=60.0,
+            checkpoint_s=recipe.own.checkpoint_s if self.checkpoint_s is None else self.checkpoint_s,
             held=held,
         )
         peer = StagePeer(

@@ -93,6 +93,8 @@ class Scene:
     """Stages that a route may visit in swapped order."""
     recovery: str = LADDER
     """How lost stages come back, as manifests say it."""
+    checkpoint_s: float = 0.0
+    """Between two checkpoints of a peer; 0: after every round, as with models so small, and more as larger ones have it."""
 
     @property
     def num_peers(self) -> int:
@@ -106,7 +108,7 @@ class Scene:
         )
         traits = (
             f"skips {self.skips}, shadows {self.shadows}, delay {self.delay_steps}, tied {self.tied}, drop {self.drop}, "
-            f"dynamic {self.dynamic}, swaps {self.swaps}, recovery {self.recovery}"
+            f"dynamic {self.dynamic}, swaps {self.swaps}, recovery {self.recovery}, checkpoints {self.checkpoint_s:g} s"
         )
         return [said, traits, *(blow.describe() for blow in self.blows)]
 
@@ -164,6 +166,8 @@ def draw_scene(seed: int) -> Scene:
         scene = replace(scene, recovery=CHECKFREE, layers=stages, shadows=0.0)
         if stages >= MIN_TWIN_STAGES and by_rule.random() < 0.5:
             scene = replace(scene, recovery=CHECKFREE_PLUS, skips=False, dynamic=False, swaps=0)
+    checkpoint_s = random.Random(f"{seed}/checkpoints").choice([0.0, 0.0, 60.0, 300.0])
+    scene = replace(scene, checkpoint_s=checkpoint_s)
     blows: list[Blow] = []
     now = 0.0
     for _ in range(rng.randint(1, MOST_BLOWS)):

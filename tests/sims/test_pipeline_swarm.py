@@ -2,15 +2,19 @@
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 from tests.sims.pipeline_story import stage_of, steps_done, until, until_done
 
 from farflung.node.diary import NAME_BYTES
+from farflung.node.learner import Learner
 from farflung.node.status import PeerStatus
+from farflung.node.storage import Place
 from farflung.sims.links import LinkModel
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
+from farflung.sims.toy import MemoryStorage
 from farflung.training.pipeline_slice import assemble
 from farflung.training.replica import Replica
 
@@ -55,6 +59,30 @@ def test_one_peer_each_is_enough_and_another_may_come_late() -> None:
     swarm = simulate(RECIPE, Counting(), signers(3), story, wanted={2: 1})
     assert not swarm.broken and swarm.rounds() == {0: ROUNDS, 1: ROUNDS}
     assert swarm.happened("round.commit", 2)[-1]["contributed"]
+
+
+@pytest.mark.parametrize(("checkpoint_s", "saved"), [(None, [1, 2, 3]), (1e6, [3])])
+def test_peers_save_their_learner_as_often_as_nodes_do(
+    monkeypatch: pytest.MonkeyPatch, checkpoint_s: float | None, saved: list[int]
+) -> None:
+    """A node with so small a stage does after every round."""
+    versions: dict[MemoryStorage, list[int]] = {}
+    save = MemoryStorage.save_learner
+
+    def noted(self: MemoryStorage, learner: Learner, residuals: Any, place: Place, drop: Any) -> None:
+        versions.setdefault(self, []).append(place.version)
+        save(self, learner, residuals, place, drop)
+
+    monkeypatch.setattr(MemoryStorage, "save_learner", noted)
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(2):
+            swarm.start(peer)
+        await until_done(swarm, *range(2))
+
+    swarm = simulate(recipe(total_steps=12), Counting(), signers(2), story, checkpoint_s=checkpoint_s)
+    assert not swarm.broken and swarm.rounds() == {0: 3, 1: 3}
+    assert [sorted(set(one)) for one in versions.values()] == [saved, saved]
 
 
 def test_each_peer_can_tell_of_those_of_all_stages() -> None:

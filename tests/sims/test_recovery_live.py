@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from tests.sims.pipeline_story import lives, lose_one, members_of, replace_two, until, until_done
 
-from farflung.node.apply import Applier
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import START_UNIX_S, PipelineSwarm, simulate
 from farflung.sims.toy import MemoryStorage
@@ -228,20 +227,15 @@ def test_what_was_made_is_saved_once_it_has_computed() -> None:
 def test_no_state_is_on_a_disk_before_the_stage_computes_whatever_its_chain_commits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where models are so small that every commit is followed by a checkpoint: the first commits of a life acknowledge what stage 0 has named."""
+    """Models so small have a checkpoint after every commit, and the first commits of a life acknowledge what stage 0 has named."""
     saved: dict[MemoryStorage, float] = {}
-    save, run = MemoryStorage.save_learner, Applier.run
+    save = MemoryStorage.save_learner
 
     def noted(self: MemoryStorage, *args: Any) -> None:
         saved.setdefault(self, asyncio.get_running_loop().time())
         save(self, *args)
 
-    async def at_every_commit(self: Applier) -> None:
-        self._checkpoint_s = 0.0
-        await run(self)
-
     monkeypatch.setattr(MemoryStorage, "save_learner", noted)
-    monkeypatch.setattr(Applier, "run", at_every_commit)
     first: dict[str, float] = {}
 
     async def story(swarm: PipelineSwarm) -> None:
