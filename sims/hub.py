@@ -269,6 +269,8 @@ class MemoryHub:
 
     def _way(self, a: PeerId, b: PeerId) -> tuple[bool, PeerId | None]:
         """Whether two peers reach each other directly, and if not, by whom."""
+        if not self._routers:
+            return True, None
         way = self._ways.get((a, b))
         if way is None:
             if a == b or self._routers.direct(a, b):

@@ -50,6 +50,7 @@ from farflung.sims.judge import Judge
 from farflung.sims.learners import SimStageLearner
 from farflung.sims.links import LinkModel
 from farflung.sims.lives import Lives
+from farflung.sims.lookups import Lookups
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.pipeline_judge import PipelineJudge, WatchedSteps
 from farflung.sims.swarm import START_UNIX_S, Swarm
@@ -164,12 +165,16 @@ class PipelineSwarm:
     _heard: bytes = b""
     """The last message; a broadcast is heard once."""
     _lives: Lives = field(init=False)
+    _lookups: Lookups = field(init=False)
+    _rolls: dict[int, Roll] = field(default_factory=dict)
+    """Of those who run."""
 
     def __post_init__(self) -> None:
         self.judge = PipelineJudge(self._broken, self.hub, self.ids, self.peers, self._judges)
         self.hub.on_message = self._on_message
         self.hub.on_delivery = self._on_delivery
         self.disks = [Disk() for _ in self.signers]
+        self._lookups = Lookups(self.hub)
         self._lives = Lives(self._live, self.ids, self.group, self.tasks)
         self.disks[self.founder].life = Life(0, 0, self.signers[self.founder].peer_id)
 
@@ -233,9 +238,8 @@ class PipelineSwarm:
                 self._broken(f"invariant 8: peer {index} refused an honest message: {said}")
 
         mail = PipelineMail(network, signer, self.recipe.swarm, pipeline_messages.decode)
-        known = [p for p in self.hub.running() if p != signer.peer_id]
-        for other in known:
-            roll.discover(other, self.hub.now())
+        self._rolls[index] = roll
+        self._find_others(index)
         try:
             outside = Outside(
                 network=network,
@@ -268,7 +272,17 @@ class PipelineSwarm:
                 goes_on = await self._serve(index, disk.life, outside, mail, log, survives=survives)
         finally:
             self.peers.pop(index, None)
+            if self._rolls.get(index) is roll:
+                del self._rolls[index]
             await network.close()
+
+    def _find_others(self, index: int) -> None:
+        found = self._lookups.find(self.ids[index], most=len(self.ids))
+        if index in self.peers:
+            self.peers[index].found(dict.fromkeys(found))
+            return
+        for other in found:  # with the next that it says of itself they are told
+            self._rolls[index].discover(other, self.hub.now())
 
     async def _serve(
         self,
@@ -406,10 +420,12 @@ class PipelineSwarm:
         self.judge.on_event(index, event)
 
     async def watch(self) -> None:
-        """Let the judges look, until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
+        """Let the judges look, and peers for others, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._lookups.go_on(self.ids, self._rolls, self._find_others))
+            while True:
+                await asyncio.sleep(LOOK_S)
+                self.look()
 
     def look(self) -> None:
         for life, judge in self._judges.items():

@@ -6,7 +6,7 @@ While the network is partitioned, what was stored before the cut is on both side
 author's side until the network heals. Sides are by author: a record does not travel with a peer that changes sides.
 
 Not modelled: what a real node serves and keeps at most (`node/dht_protocol.py`, `node/dht_storage.py`). There is room for every record, and a look-up
-has them all but for those that it misses. Simulated swarms do not look here for each other: each look finds `swarm.MOST_FOUND` of those that run.
+has them all but for those that it misses. Simulated swarms do not look here for each other: see `lookups`.
 """
 
 import math

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from farflung.node.discovery import LOOK_S
 from farflung.node.door import Doors
 from farflung.node.events import Event, EventLog
 from farflung.node.facilities import NET_EVERY_S, Facilities, Facts
@@ -30,14 +29,12 @@ from farflung.sims.books import Witness
 from farflung.sims.echoes import Echoes
 from farflung.sims.hub import MemoryHub
 from farflung.sims.lives import Lives
+from farflung.sims.lookups import Lookups
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.processors import Processors
 from farflung.sims.shared_mail import SharedDecode
 from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
 from farflung.training.coupled import Coupled
-
-MOST_FOUND = 16
-"""Peers that a look finds."""
 
 START_UNIX_S = 1.7e9
 """When every simulation begins, unix seconds."""
@@ -138,8 +135,7 @@ class Swarm:
     labour: list[Labour] = field(init=False)
     slowness: dict[int, float] = field(default_factory=dict)
     """By peer, how many times as long as usual everything takes."""
-    _looks: int = 0
-    """Of peers for others."""
+    _lookups: Lookups = field(init=False)
     _decode: SharedDecode = field(init=False, default_factory=SharedDecode)
     _echoes: Echoes | None = field(init=False, default=None)
     _lives: Lives = field(init=False)
@@ -151,6 +147,7 @@ class Swarm:
         self.ids = [signer.peer_id for signer in self.outfit.signers]
         self.numbers = {peer_id: number for number, peer_id in enumerate(self.ids)}
         self.attackers = frozenset(peer for index, peer in enumerate(self.ids) if self.outfit.attacks(index))
+        self._lookups = Lookups(self.hub)
         self._lives = Lives(self._live_or_crash, self.ids, self.group, self.tasks)
         self.disks = [MemoryStorage() for _ in self.outfit.signers]
         self.labour = [Labour() for _ in self.outfit.signers]
@@ -273,28 +270,19 @@ class Swarm:
                 del self.peers[index]
         return left.avoids
 
-    def _some_others(self, me: PeerId) -> list[PeerId]:
-        """Peers that run, as records would name them: all, or some where there are many."""
-        others = [p for p in self.hub.running() if p != me]
-        self._looks += 1
-        first = self._looks * MOST_FOUND % max(1, len(others))
-        return others if len(others) <= MOST_FOUND else [*others[first:], *others[:first]][:MOST_FOUND]
-
     def _found_by(self, me: PeerId) -> dict[PeerId, bytes | None]:
-        """What their records tell of them."""
+        """What the records of those whom a look finds tell of them."""
         found: dict[PeerId, bytes | None] = {}
-        for other in self._some_others(me):
+        for other in self._lookups.find(me):
             peer = self.peers.get(self.numbers[other])
             found[other] = peer.member.group if peer is not None and peer.member.standing.digest else None
         return found
 
     async def look_around(self) -> None:
-        """Now and then every node finds others in records (`node.discovery.Finder`); until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            for index, peer in sorted(self.peers.items()):
-                if not self.hub.is_paused(self.ids[index]):  # who stands looks nowhere
-                    peer.found(self._found_by(self.ids[index]))
+        """Now and then every node finds others; until cancelled."""
+        await self._lookups.go_on(
+            self.ids, self.peers, lambda index: self.peers[index].found(self._found_by(self.ids[index]))
+        )
 
     def _seconds(self, index: int, name: str) -> float:
         slowness, asleep = self.slowness.get(index, 1.0), self.outfit.asleep
