@@ -31,7 +31,7 @@ from farflung.node.events import Event
 from farflung.protocol import chain, ledger, messages
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.envelope import Envelope
-from farflung.protocol.errors import BadSignature
+from farflung.protocol.errors import BadSignature, RemoteError
 from farflung.protocol.keys import SIGNATURE_BYTES, PeerId, verify
 from farflung.protocol.messages import Collected, Cut, Forward, Part, Plan, Promise, Voted
 from farflung.protocol.proposer import Phase, plan_id
@@ -111,9 +111,12 @@ class Judge:
         self._steps.meets(self.swarm, index, self._group_of(index), self.groups.values(), plan, part, term)
 
     def on_message(self, sender: PeerId, data: bytes) -> None:
-        if data is self._heard or sender in self.swarm.attackers:
+        if data is self._heard:
             return
         self._heard = data
+        if sender in self.swarm.attackers:
+            self._note_attackers_report(sender, data)
+            return
         envelope = _envelopes.decode(data[:-SIGNATURE_BYTES])
         if envelope.sender != sender:
             return  # it passes on what its author was looked at for
@@ -136,12 +139,25 @@ class Judge:
                 self._cuts.plan(plan_id(self.swarm.outfit.terms.settings.swarm, message), message)
             case Collected():
                 self._cuts.report(sender, data, message)
-            case Cut() if not self.swarm.attackers:  # who may tell the proposer anything
+            case Cut():
                 self._on_cut(sender, message)
+
+    def _note_attackers_report(self, sender: PeerId, data: bytes) -> None:
+        """What an attacking owner says that it holds: for that an honest proposer may leave others out. Whatever else it sends may be anything, and is not looked at."""
+        try:
+            envelope = _envelopes.decode(data[:-SIGNATURE_BYTES])
+            message = messages.decode(envelope.body, peer=sender)
+            if isinstance(message, Forward):
+                data = message.sealed
+                message = messages.decode(_envelopes.decode(data[:-SIGNATURE_BYTES]).body, peer=sender)
+        except (msgspec.MsgspecError, RemoteError):
+            return
+        if isinstance(message, Collected):
+            self._cuts.report(sender, data, message)
 
     def on_delivery(self, sender: PeerId, receiver: PeerId, data: bytes) -> None:
         """A message has come to its receiver, who has not looked at it yet."""
-        self._cuts.arrives(receiver, data, self._has_cut)
+        self._cuts.arrives(sender, receiver, data, self._has_cut, self.swarm.attackers)
 
     def _has_cut(self, sender: PeerId, plan: bytes) -> bool:
         peer = self.swarm.peers.get(self.swarm.numbers[sender])

@@ -1,17 +1,24 @@
 """An attacker does what it is said to do, honest peers refuse it with typed errors, and nothing of theirs is harmed."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import msgspec
 import pytest
 import torch
 
+from farflung.protocol import planning, proposer
+from farflung.protocol.effects import Send
 from farflung.protocol.errors import RemoteError
+from farflung.protocol.keys import Ed25519Signer
+from farflung.protocol.membership import Membership
+from farflung.protocol.messages import Collected
+from farflung.protocol.participation import Participation
 from farflung.sims.attacks import Attack, Backwards
 from farflung.sims.churn import make_schedule
 from farflung.sims.scenario import SHIPPED, Scenario, load_scenario
-from farflung.sims.scenario_plan import prepare
+from farflung.sims.scenario_plan import key_seeds, prepare
 from farflung.sims.simulation import Report, simulate
 from farflung.sims.toy import ToyLearner
 from farflung.training.rules import Nesterov
@@ -25,9 +32,9 @@ def shortened(*attacks: str) -> Scenario:
     return msgspec.structs.replace(found, duration_s=SECONDS, peers=peers)
 
 
-def attacked(*attacks: str) -> tuple[Report, Counter[str]]:
+def attacked(*attacks: str, seconds: float = SECONDS) -> tuple[Report, Counter[str]]:
     """The report, and the errors with which honest peers refused something."""
-    scenario = shortened(*attacks)
+    scenario = msgspec.structs.replace(shortened(*attacks), duration_s=seconds)
     refused: Counter[str] = Counter()
 
     def sink(line: str, event: dict[str, Any]) -> None:
@@ -49,6 +56,37 @@ def test_a_peer_without_attacks_is_honest() -> None:
     report, refused = attacked()
     assert report.violations == [] and report.rounds >= 5 and report.members == 8
     assert not set(refused) & {"BadSignature", "LimitExceeded", "Malformed", "WrongSwarm", "WrongVersion"}
+
+
+def test_an_attacker_hides_nothing_that_honest_proposers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = planning.choose_cut
+
+    def all_but_one(
+        reports: Mapping[bytes, frozenset[bytes]], sizes: Mapping[bytes, int], tokens: Mapping[bytes, int]
+    ) -> tuple[tuple[bytes, ...], frozenset[bytes]]:
+        counted, owners = choose(reports, sizes, tokens)
+        return counted[len(counted) > 2 :], owners
+
+    monkeypatch.setattr(proposer, "choose_cut", all_but_one)
+    thrown_away = [said for said in attacked("stale", seconds=120.0)[0].violations if said.startswith("invariant 3:")]
+    assert len(thrown_away) >= 10
+
+
+def test_whom_an_attacking_owner_does_not_name_honest_proposers_may_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, hidden = Participation.report, list[bytes]()
+    attacker = Ed25519Signer(key_seeds(shortened("stale"), 0)[7]).peer_id
+
+    def hides_one(self: Participation, membership: Membership, to: bytes, now: float) -> list[Any]:
+        effects: list[Any] = report(self, membership, to, now)
+        if membership.me != attacker or not effects:
+            return effects
+        first, *others = effects[0].message.peers
+        hidden.append(first)
+        return [Send(to, Collected(self.plan_id, tuple(others)))]
+
+    monkeypatch.setattr(Participation, "report", hides_one)
+    story, _ = attacked("stale", seconds=120.0)
+    assert story.violations == [] and hidden and story.missed
 
 
 @pytest.mark.parametrize("numel", [64, 65])
