@@ -31,7 +31,7 @@ from farflung.sims.bench_workers import BenchError
 from farflung.sims.calibrate_loops import loops_told
 from farflung.sims.calibrate_ways import measure_ways
 from farflung.sims.churn import make_schedule
-from farflung.sims.costs import PASSES, Costs, write_costs
+from farflung.sims.costs import PASSES, PRICED, Costs, write_costs
 from farflung.sims.facts import event_files, load_events
 from farflung.sims.local_node import CALLS
 from farflung.sims.local_run import found_locally, start_seconds, step_seconds
@@ -53,9 +53,6 @@ STEP_TOKENS = 128
 
 BUSY = 1.0 / 3.0
 """Share of its time that a node trains."""
-
-NOT_IN_ROUNDS = frozenset({"", "train", "evaluate", "evaluate_few", "prepare", "_open_data", "learner"})
-"""Calls of a node's start, and those whose times a scenario gives."""
 
 FAST_PEERS = """
 about = "Peers behind fast links, to be measured."
@@ -188,12 +185,12 @@ def _recipe(scenario: Scenario) -> Recipe:
 
 
 def read_calls(files: Iterable[Path]) -> dict[str, list[float]]:
-    """What metered nodes wrote, without what is no part of a round."""
+    """What metered nodes wrote, without calls of a node's start, and those whose times a scenario gives."""
     calls: dict[str, list[float]] = {}
     for file in sorted(files):
         for line in file.read_bytes().splitlines():
             name, seconds = msgspec.json.decode(line, type=tuple[str, float])
-            if name not in NOT_IN_ROUNDS:
+            if name in PRICED:
                 calls.setdefault(name, []).append(seconds)
     return calls
 

@@ -31,11 +31,8 @@ from farflung.sims.faults import (
     Window,
     put_right,
 )
-from farflung.sims.scenario import Happening, Lasting, PeerClass, Scenario
+from farflung.sims.scenario import REJOIN_S, Happening, Lasting, PeerClass, Scenario
 from farflung.sims.wishes import Wish, grant
-
-REJOIN_S = 8.0
-"""Nobody comes back sooner: a process takes a while to end and to start."""
 
 RESET_SHARE = 0.7
 """Of those who vanish, those whose connections show it; the others' machines lose power or network."""
@@ -126,19 +123,18 @@ def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterat
     peers = sorted(rng.sample(everybody, round(what.share * len(everybody))))
     at, end = what.at, scenario.duration_s
     until = min(end, end if what.for_s is None else at + what.for_s)
-    returns = what.for_s is not None and at + max(what.for_s, REJOIN_S) <= end
-    back = at + max(what.for_s or 0.0, REJOIN_S)
+    returns = what.for_s is not None and at + what.for_s <= end
     match what.what:
         case "kill" | "power":
             for peer in peers:
                 yield (went := Wish(Kill(at=at, peer=peer, reset=what.what == "kill")))
                 if returns:
-                    yield Wish(Start(at=back, peer=peer), ends=went)
+                    yield Wish(Start(at=until, peer=peer), ends=went)
         case "leave":
             for peer in peers:
                 yield (went := Wish(Leave(at=at, peer=peer)))
                 if returns:
-                    yield Wish(Start(at=back, peer=peer), ends=went)
+                    yield Wish(Start(at=until, peer=peer), ends=went)
         case "join":
             yield from (Wish(Start(at=at, peer=peer), called=True) for peer in peers)
         case "pause":

@@ -13,13 +13,26 @@ from pathlib import Path
 
 import msgspec
 
-from farflung.protocol.checks import check_range
+from farflung.protocol.checks import check_range, nearest
 from farflung.protocol.errors import ConfigError
 
 PASSES = frozenset(
     {"offer", "offered_gradient", "_encode", "reduce_part", "decode", "apply", "adopt_outer", "chunk_digests", "save_learner", "load_learner", "clone"}
 )  # fmt: skip
 """Calls that go through all parameters once."""
+
+TIMED = frozenset({"train", "evaluate", "evaluate_few"})
+"""Calls that take what a peer's `tokens_per_s` says."""
+
+PRICED = PASSES | {
+    *("_decode", "_difference", "_encoded", "_first_sequence", "_keep", "_save", "_taken", "_together", "_unfit"),
+    *("append_commit", "applied", "batch", "begin", "begin_with", "catch_up", "check", "digest_of", "discard_progress"),
+    *("drop_means", "encode", "enter", "handed_over", "leave", "let_go", "load", "load_chunk", "load_chunks", "load_mean"),
+    *("load_place", "load_residuals", "load_votes", "local_params", "misfit", "pass_through", "plan_step"),
+    *("plans_with_means", "refresh", "roll", "save_chunk", "save_vote", "settle", "state", "step", "sync_means", "told"),
+    "with_ends",
+}  # fmt: skip
+"""Calls of a node's replica or stage that may take a time of their own, by the name of the function."""
 
 MAX_S = 3600.0
 
@@ -53,6 +66,12 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         check_range("trained_per_s", self.trained_per_s, 0.0, 1e18)
         check_range("processors", self.processors, 0, 4096)
         for name, (call_s, million_s) in self.calls.items():
+            if name in TIMED:
+                raise ConfigError(f"calls.{name}: what that takes follows from peers.tokens_per_s; leave it out")
+            if name not in PRICED:
+                raise ConfigError(
+                    f"calls.{name}: no node makes such a call{nearest(name, PRICED)}; known are {', '.join(sorted(PRICED))}"
+                )
             check_range(f"calls.{name}[0]", call_s, 0.0, MAX_S)
             check_range(f"calls.{name}[1]", million_s, 0.0, MAX_S)
 

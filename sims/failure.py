@@ -19,9 +19,8 @@ from typing import Any, get_args
 import msgspec
 
 from farflung.protocol.errors import ConfigError
-from farflung.sims.churn import REJOIN_S
 from farflung.sims.faults import Fault, Schedule, Start, Window, put_right
-from farflung.sims.scenario import Scenario
+from farflung.sims.scenario import REJOIN_S, Scenario
 from farflung.sims.scenario_run import AnyPlan, plan_scenario, simulate_any
 from farflung.sims.simulation import Report
 

@@ -134,7 +134,8 @@ def _cut_off(scenario: Scenario, which: str) -> Scenario:
     assert report is not None and report.broken_at is not None
     if scenario.calm_s:
         return scenario
-    ends_s = max(10.0, math.ceil(report.broken_at) + 1.0)
+    all_join_s = max(peer_class.join_s[0] for peer_class in scenario.peers)  # a file with peers who never do is refused
+    ends_s = max(10.0, math.ceil(max(report.broken_at, all_join_s)) + 1.0)
     shorter = msgspec.structs.replace(
         scenario,
         duration_s=min(scenario.duration_s, ends_s),

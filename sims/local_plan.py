@@ -12,6 +12,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.naming import check_name
 from farflung.sims import regions
+from farflung.sims.costs import Costs
 from farflung.sims.local_node import Orders
 from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_plan import BYTES_PER_MBIT, training_seconds
@@ -55,6 +56,10 @@ def _hindrances(scenario: Scenario, free_bytes: float) -> Iterator[str]:
     for key in ("loss", "duplicate", "reorder", "clock_skew_s"):
         if getattr(scenario.network, key):
             yield f"network.{key}: processes have this machine's network and clock; leave it out, {VIRTUAL}"
+    if scenario.network.greetings != "sent":
+        yield f'network.greetings = "{scenario.network.greetings}": processes send each greeting; leave it out, {VIRTUAL}'
+    if scenario.costs != Costs():
+        yield f"[costs]: processes take what they take on this machine; leave it out, {VIRTUAL}"
     for peer_class in scenario.peers:
         if peer_class.nat != "none" or peer_class.attacks:
             key = "attacks" if peer_class.attacks else "nat"

@@ -29,6 +29,9 @@ SAYS_GOODBYE = 0.3
 MAX_PEERS = 10_000
 MAX_SECONDS = 30 * 86_400.0
 
+REJOIN_S = 8.0
+"""Nobody comes back sooner: a process takes a while to end and to start."""
+
 
 class Lasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long something lasts, drawn anew each time."""
@@ -71,7 +74,7 @@ class PeerClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     session: Lasting | None = None
     """From joining to going away; none: it stays."""
     absence: Lasting | None = None
-    """From going away to coming back; none: it does not come back."""
+    """From going away to coming back, `REJOIN_S` at least; none: it does not come back."""
     says_goodbye: float = SAYS_GOODBYE
     """Share of sessions that end with a goodbye, and not with a kill or a power failure."""
     trace: str = ""
@@ -176,6 +179,11 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         check_range("at", self.at, 0.0, MAX_SECONDS)
         check_range("share", self.share, 0.0, 1.0)
         check_range("for_s", 1.0 if self.for_s is None else self.for_s, 0.1, MAX_SECONDS)
+        if self.what in ("kill", "power", "leave") and self.for_s is not None and self.for_s < REJOIN_S:
+            raise ConfigError(
+                f"{self.what} with for_s = {self.for_s:g}: a process takes {REJOIN_S:g} s to end and to start again; give {REJOIN_S:g} or more, or "
+                'what = "pause", which may be as short as it likes'
+            )
         check_range("factor", self.factor, 0.01, 1000.0)
         check_range("probability", self.probability, 0.0, 1.0)
         check_range("seconds", self.seconds, -3600.0 if self.what == "skew" else 0.0, 3600.0)
@@ -266,9 +274,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.network.greetings == "reckoned" and (self.stages > 1 or self.costs.processors):
             what = "a pipeline" if self.stages > 1 else "costs.processors"
             raise ConfigError(f'network.greetings = "reckoned": with {what} each greeting is sent; leave it out')
-        tokenizer = self.manifest.get("data", {}).get("tokenizer", "bytes")
-        if self.mode == "real" and tokenizer != "bytes":
+        data = self.manifest.get("data", {})
+        tokenizer = data.get("tokenizer", "bytes")
+        if tokenizer != "bytes":
             raise ConfigError(f"manifest.data.tokenizer = {tokenizer!r}: simulated nodes train on bytes; leave it out")
+        if self.mode == "cost" and "spec" in data:
+            raise ConfigError(
+                f'manifest.data.spec = {data["spec"]!r}: mode = "cost" reads no data; leave it out, or set mode = "real"'
+            )
+        if self.expect.min_members > self.num_peers:
+            raise ConfigError(
+                f"expect.min_members = {self.expect.min_members}: there are {self.num_peers} peers; lower it, or raise peers.count"
+            )
         for number, happening in enumerate(self.happenings):
             if happening.at > self.duration_s:
                 raise ConfigError(
@@ -276,6 +293,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
             if why := self.is_idle(happening):
                 raise ConfigError(f"happenings[{number}]: {why}")
+
+    def check_joins(self) -> None:
+        """Refuse peers that are written down and never there. Raises ConfigError."""
+        called = {peer for one in self.happenings if one.what == "join" for peer in self.everybody(one)}
+        for number, peer_class in enumerate(self.peers):
+            joins_late = not peer_class.trace and peer_class.join_s[0] >= self.duration_s
+            if joins_late and called.isdisjoint(self.select(peer_class.name)):
+                raise ConfigError(
+                    f"peers[{number}].join_s = {list(peer_class.join_s)}: after the end, so that no {peer_class.name!r} is ever there; lower it, raise "
+                    f'duration_s = {self.duration_s:g}, or let a happening with what = "join" bring them'
+                )
 
     @property
     def stages(self) -> int:
@@ -380,7 +408,9 @@ def parse_scenario(text: str, *, name: str) -> Scenario:
                 _convert(entry, kind, f"{key}[{number}]")
         elif part is not None:
             _convert(part, kind, key)
-    return _convert(tree | {"name": tree.get("name", name)}, Scenario, "")
+    made = _convert(tree | {"name": tree.get("name", name)}, Scenario, "")
+    made.check_joins()
+    return made
 
 
 _PARTS: dict[str, type[msgspec.Struct]] = {

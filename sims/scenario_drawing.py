@@ -16,7 +16,7 @@ from farflung.sims.choices import Choices
 from farflung.sims.costs import Costs
 from farflung.sims.manifest_drawing import Kind, Sections, draw_manifest
 from farflung.sims.nat import Nat
-from farflung.sims.scenario import SAYS_GOODBYE, Happening, Lasting, Network, PeerClass, Scenario, What
+from farflung.sims.scenario import REJOIN_S, SAYS_GOODBYE, Happening, Lasting, Network, PeerClass, Scenario, What
 
 KINDS: tuple[Kind, ...] = ("cost",) * 5 + ("real",) * 2 + ("pipeline",) * 3
 """As often as they are drawn: what trains takes ten times as long to play, and what is broken in the protocol shows without."""
@@ -196,7 +196,8 @@ def _happening(choices: Choices, own: str, at: float, peers: tuple[PeerClass, ..
         f"{own}/for good", 0.2
     )
     if what not in ("skew", "join") and not for_good:
-        for_s = 5.0 + choices.below(f"{own}/for_s", 60)
+        least_s = REJOIN_S if what in ("kill", "power", "leave") else 0.0
+        for_s = max(least_s, 5.0 + choices.below(f"{own}/for_s", 60))
     much: dict[str, float] = {}
     if what == "slow":
         much["factor"] = choices.maybe(f"{own}/factor", (4.0, 10.0))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,11 +100,12 @@ def small(text: str) -> Scenario:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('mode = "real"', 'mode = "cost"', 'set mode = "real"'),
         ("count = 2", "count = 2000", "2001 peers, and at most 32 processes; lower peers.count"),
         ("count = 2", "count = 25", "26 processes take some 13.0 GB of memory, and 10.0 GB are free"),
         ("[[happenings]]", "[network]\nclock_skew_s = 2.0\n[[happenings]]", "network.clock_skew_s"),
         ("[[happenings]]", "[network]\nloss = 0.1\n[[happenings]]", "network.loss"),
+        ("[[happenings]]", '[network]\ngreetings = "reckoned"\n[[happenings]]', 'network.greetings = "reckoned"'),
+        ("[[happenings]]", "[costs]\nstart_s = 9.0\n[[happenings]]", "[costs]: processes take what they take"),
         ('what = "kill"', 'what = "partition"', "happenings[0].what = 'partition': local nodes share one loopback"),
         ('what = "kill"', 'what = "slow"', "a class of their own with a lower tokens_per_s"),
         ('regions = ["London"]', 'regions = ["London", "Australia"]\nup_mbit = 99.0', "Mbit/s between"),
@@ -115,6 +117,12 @@ def test_what_processes_cannot_do_is_refused_with_a_remedy(text: str, old: str, 
     with pytest.raises(ConfigError) as refused:
         check_playable(scenario, free_bytes=10e9)
     assert said in str(refused.value) and "farflung sim run" in str(refused.value)
+
+
+def test_what_trains_nothing_is_refused(text: str) -> None:
+    text = re.sub(r"\[manifest\.data\]\nspec = .*\n", "", text.replace('mode = "real"', 'mode = "cost"'))
+    with pytest.raises(ConfigError, match='mode = "cost" trains nothing, processes do; set mode = "real"'):
+        check_playable(parse_scenario(text, name="small"), free_bytes=10e9)
 
 
 def test_what_they_can_do_is_not(small: Scenario) -> None:

@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from farflung.node.events import Event
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.manifest_sections import InnerSpec, OuterSpec
 from farflung.sims import regions
 from farflung.sims.churn import make_schedule
-from farflung.sims.costs import PASSES
+from farflung.sims.costs import PASSES, PRICED, TIMED
 from farflung.sims.faults import Skew, Start
 from farflung.sims.scenario import (
     SHIPPED,
@@ -132,6 +133,18 @@ def test_shipped_scenarios_are_sound(name: str) -> None:
         (happens("partition", '"home", "lab"'), "happenings[0]: partition with all peers on one side"),
         (happens("apart", '"lab/0"'), "happenings[0]: apart with one peer"),
         (happens("apart", '"lab"', "share = 0.5"), "happenings[0]: apart with one peer"),
+        *(
+            (happens(what, '"lab"', "for_s = 1.0"), f"happenings[0]: {what} with for_s = 1: a process takes 8 s to end")
+            for what in ("kill", "power", "leave")
+        ),
+        ("join_s = [600.0, 700.0]", "peers[1].join_s = [600.0, 700.0]: after the end, so that no 'lab' is ever there"),
+        ("[expect]\nmin_members = 6", "expect.min_members = 6: there are 5 peers; lower it, or raise peers.count"),
+        (
+            '[manifest.data]\nspec = "text:no-file"',
+            "manifest.data.spec = 'text:no-file': mode = \"cost\" reads no data",
+        ),
+        ("[costs.calls]\ndecod = [0.1, 0.0]", "costs: calls.decod: no node makes such a call; did you mean 'decode'"),
+        ("[costs.calls]\ntrain = [0.1, 0.0]", "costs: calls.train: what that takes follows from peers.tokens_per_s"),
         ("x = [", "no TOML"),
     ],
 )
@@ -228,6 +241,17 @@ def test_a_delay_is_not_negative_and_a_share_is_of_somebody() -> None:
     assert Skew(at=3.0, peer=3, ahead_s=-2.0) in make_schedule(behind, 0, Path()).faults
 
 
+def test_peers_that_a_script_brings_may_be_there_later_than_any_by_themselves() -> None:
+    scenario("join_s = [600.0, 700.0]\n" + happens("join", '"lab/1"'))
+    whole = scenario("join_s = [500.0, 600.0]\n")
+    assert replace_struct(whole, duration_s=100.0).duration_s == 100.0, "`sim local --minutes` plays a part of a file"
+
+
+def test_what_goes_away_for_eight_seconds_is_back_then() -> None:
+    faults = make_schedule(scenario(scripted(3.0, "kill", for_s=8.0)), 0, Path()).faults
+    assert Start(at=11.0, peer=3) in faults
+
+
 def test_real_nodes_read_bytes() -> None:
     sections = '[manifest.data]\ntokenizer = "file"\n[[peers]]\nname = "home"'
     real = BASE.replace('mode = "cost"', 'mode = "real"')
@@ -277,7 +301,7 @@ def test_a_node_makes_every_call_that_is_taken_for_a_pass() -> None:
         swarm.learners[0].outer.params[0] += 1.0  # so that it is repaired
 
     simulate(replace(plan, outfit=replace(plan.outfit, seconds=seconds)), meddler=spoil)
-    assert PASSES <= called
+    assert PASSES <= called <= PRICED | TIMED
 
 
 NEWCOMER = """
