@@ -31,7 +31,7 @@ class Claim:
     """What a commit counts of one peer."""
 
     time: float
-    """When the first peer wrote of it, unix seconds: the samples were trained before."""
+    """When that peer sent the contribution, unix seconds: the samples were trained before. Where its log does not tell, when the first peer wrote of the commit."""
     intervals: Sequence[Interval]
 
 
@@ -138,11 +138,22 @@ def _compare_all(logs: Logs) -> dict[str, Comparison]:
     """Of all peers with a log. Not of a pipeline, where what a step of it loses on the way is made good in the next."""
     if any("stage" in event for events in logs.events.values() for event in events):
         return {}
+    sent: dict[tuple[str, Place], list[float]] = defaultdict(list)
+    for event in logs.all("round.scatter"):
+        sent[event["peer"], (chain_of(event), event["round"])].append(event["time"])
     claims: dict[str, dict[Place, Claim]] = defaultdict(dict)
     for event in _told_samples(logs):  # the first of each height is the earliest
         for peer, intervals in samples_of(event).items():
-            claims[peer].setdefault((chain_of(event), event["round"]), Claim(event["time"], intervals))
+            place = (chain_of(event), event["round"])
+            if place not in claims[peer]:
+                claims[peer][place] = Claim(_sent_at(sent[peer, place], event["time"]), intervals)
     return {peer: compare(events, list(claims[peer].values())) for peer, events in logs.events.items()}
+
+
+def _sent_at(sent: Sequence[float], told: float) -> float:
+    """When a contribution was sent that a commit counts: a round may be tried more than once, and somebody who alone has committed it may end before a word, and
+    train the same again. `sent`: each time that its peer began to; `told`: when somebody wrote of the commit first, by another clock perhaps."""
+    return max((at for at in sent if at <= told), default=min(sent, default=told))
 
 
 def compare(events: Sequence[Event], claims: Sequence[Claim]) -> Comparison:
@@ -170,7 +181,7 @@ def compare(events: Sequence[Event], claims: Sequence[Claim]) -> Comparison:
                 places = trained.get(piece)
                 if places is None:
                     found.missing.append((edges[piece], edges[piece + 1]))
-                else:  # the last time before the commit; by other clocks it may seem to have been later
+                else:  # the last time before it was sent; by other clocks it may seem to have been later
                     claimed.add(next((place for place in reversed(places) if times[place] <= claim.time), places[0]))
     last = {order[place][0]: place for place in sorted(claimed)}  # by stretch
     for place, (of, piece) in enumerate(order):

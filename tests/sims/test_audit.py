@@ -350,6 +350,22 @@ def test_what_was_lost_or_given_up_may_be_trained_again(events: list[Event], cla
     assert sum(stop - start for start, stop in found.counted) == wanted
 
 
+def test_a_round_that_only_its_dead_member_knew_of_counts_what_that_had_trained_before() -> None:
+    """It decides alone, and ends before a word of it; from an old checkpoint it trains some of the same again, and then hears from its disk what it had decided."""
+    write = Writer(A)
+    write(0.0, "node.start", pid=1, device="cpu", agent="a", resumed=False)
+    for at, first in ((1.0, 0), (2.0, 4)):
+        write(at, "step", loss=1.0, tokens=40, samples=[[first, first + 4]], seconds=1.0)
+    write(3.0, "round.scatter", round=1, bytes=9)
+    write(20.0, "node.start", pid=2, device="cpu", agent="a", resumed=True)
+    write(21.0, "step", loss=1.0, tokens=40, samples=[[0, 4]], seconds=1.0)
+    write(21.5, "progress.dropped", steps=1, reason="a round counted it")
+    write.context |= {"height": 1, "version": 1}
+    write(22.0, "round.commit", **commit(1, {A: [[0, 4], [4, 8]]}, A))
+    result = figures({A: write.events}, ledger=None)
+    assert violations(result) == [] and result["samples_trained_twice"] == result["samples_miscounted"] == 0
+
+
 def test_the_same_again_without_a_break_is_not_forgiven() -> None:
     found = compare([step(1, (0, 8)), step(2, (8, 16)), step(3, (8, 16))], [Claim(5, [(0, 16)])])
     assert found.foreign == [(8, 16)]
