@@ -25,6 +25,7 @@ from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lap import Laps
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.settings import Settings
+from farflung.sims.aftermath import add_what_logs_show
 from farflung.sims.blackout import blackout
 from farflung.sims.fault_drawing import MAX_PEERS, ChurnModel, draw_schedule
 from farflung.sims.faults import Schedule
@@ -33,6 +34,7 @@ from farflung.sims.simulation import Meddler, Plan, Report, simulate
 from farflung.sims.soak import soak
 from farflung.sims.swarm import Outfit
 from farflung.sims.toy import ToyLearner
+from farflung.sims.witness import Witness
 from farflung.training.rules import Nesterov, OuterRule
 
 NUMEL = 1500
@@ -209,17 +211,26 @@ def run_schedule(
 
 def run_seed(seed: int, *, keep: bool = True) -> Report:
     """Simulate one seed from beginning to end."""
-    return run_schedule(seed, drawn_schedule(seed), keep=keep)
+    return run_plan(toy_plan(seed, drawn_schedule(seed)), keep=keep)
 
 
 def run_brisk(seed: int, *, keep: bool = True) -> Report:
     """Simulate one seed of the brisk kind from beginning to end."""
-    return simulate(brisk_plan(seed), keep=keep)
+    return run_plan(brisk_plan(seed), keep=keep)
 
 
 def run_dark(seed: int, *, keep: bool = True) -> Report:
     """Simulate one seed in which everybody loses power at once."""
-    return simulate(dark_plan(seed), keep=keep)
+    return run_plan(dark_plan(seed), keep=keep)
+
+
+def run_plan(plan: Plan, *, keep: bool = True) -> Report:
+    """Simulate a plan, and look at its logs when it is over. `keep`: the log is kept."""
+    keys = [signer.peer_id.hex() for signer in plan.outfit.signers]
+    witness = Witness(keys)
+    report = simulate(plan, sink=witness, keep=keep)
+    add_what_logs_show(report, witness, keys)
+    return report
 
 
 def main() -> None:

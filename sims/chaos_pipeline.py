@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farflung.compression import kernels
 from farflung.node.events import Event
@@ -21,7 +21,9 @@ from farflung.node.paths import resolve_paths
 from farflung.node.race import until_first
 from farflung.node.recipe import Recipe
 from farflung.protocol.keys import Ed25519Signer
+from farflung.sims.aftermath import add_what_logs_show
 from farflung.sims.clock import ClockError
+from farflung.sims.faults import Fault
 from farflung.sims.links import LinkModel
 from farflung.sims.pipeline_health import lacks
 from farflung.sims.pipeline_small import Counting, recipe
@@ -32,6 +34,7 @@ from farflung.sims.stage_losing import Misfortune
 from farflung.sims.stage_losses import Scene, draw_scene
 from farflung.sims.swarm import innermost, verdict
 from farflung.sims.trail import Trail
+from farflung.sims.witness import Witness
 
 BEGIN_S = 300.0
 """Until a new swarm has made its first round in every stage."""
@@ -106,15 +109,19 @@ class _Run:
         self._seed = seed
         self._scene = scene
         self._report = report
-        self._trail = Trail(keep, None, report.events)
+        self._signers = [
+            Ed25519Signer(hashlib.sha256(f"{seed}/{number}".encode()).digest()) for number in range(scene.num_peers)
+        ]
+        self._keys = [signer.peer_id.hex() for signer in self._signers]
+        self._witness = Witness(self._keys)
+        self._trail = Trail(keep, self._witness, report.events)
         self._stops = stop_when_broken
         self._dark_s = dark_s
         self._is_broken = asyncio.Event()
         self._swarm: PipelineSwarm
 
     def run(self) -> None:
-        scene, report = self._scene, self._report
-        signers = [Ed25519Signer(hashlib.sha256(f"{self._seed}/{n}".encode()).digest()) for n in range(scene.num_peers)]
+        scene, report, signers = self._scene, self._report, self._signers
         try:
             simulate(
                 _recipe(scene, signers[0]),
@@ -135,6 +142,7 @@ class _Run:
             crash = innermost(group)
             report.violations.append(f"invariant 8: a peer crashed: {type(crash).__name__}: {crash}")
         report.log_sha256 = self._trail.sha256
+        add_what_logs_show(report, self._witness, self._keys)
 
     async def _story(self, swarm: PipelineSwarm) -> None:
         self._swarm = swarm
@@ -149,7 +157,7 @@ class _Run:
             swarm.start(peer)
         stages = range(self._scene.stages)
         if await self._until(lambda: all(swarm.rounds().get(stage, 0) >= 1 for stage in stages), BEGIN_S):
-            misfortune = Misfortune(self._scene, swarm, lambda line: self._trail.log(None, "fault", {"what": line}))
+            misfortune = Misfortune(self._scene, swarm, self._on_fault)
             try:
                 async with asyncio.timeout(STORY_S):
                     if self._dark_s is None:
@@ -190,6 +198,11 @@ class _Run:
                 return False
             await asyncio.sleep(LOOK_S)
         return True
+
+    def _on_fault(self, line: str, fault: Fault | None) -> None:
+        self._trail.log(None, "fault", {"what": line})
+        if fault is not None:
+            self._report.faults.append(replace(fault, at=self._trail.now))
 
     def _on_event(self, peer: int, event: Event) -> None:
         self._trail.event(peer, event)

@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 
 from farflung.protocol.errors import ConfigError
+from farflung.sims.aftermath import add_what_logs_show
 from farflung.sims.choices import Choices
 from farflung.sims.churn import make_schedule
 from farflung.sims.failure import kind_of, write_failure
@@ -23,11 +24,12 @@ from farflung.sims.how_far import how_far
 from farflung.sims.outputs import check_outputs
 from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_drawing import draw_scenario
-from farflung.sims.scenario_run import AnyPlan, plan_scenario, simulate_any
+from farflung.sims.scenario_run import AnyPlan, make_playable, simulate_any
 from farflung.sims.scenario_toml import write_scenario
 from farflung.sims.shrinking import Shrinker
 from farflung.sims.sim_result import Result
 from farflung.sims.simulation import Report
+from farflung.sims.witness import Witness
 
 SHRINK_TRIES = 150
 """Scenarios that are played to make one that fails small, at most: most of them are smaller, and end where they break."""
@@ -89,10 +91,14 @@ def _make_small(seed: int, choices: Mapping[str, int], report: Report) -> Scenar
 
 
 def play(scenario: Scenario, *, keep: bool = False) -> tuple[AnyPlan, Report]:
-    """Until something is broken; `keep`: with its log. Raises ConfigError."""
+    """Until something is broken, or to the end, and then its logs are looked at; `keep`: with its log. Raises ConfigError."""
     schedule = make_schedule(scenario, scenario.seed, Path())  # names no traces
-    plan = dataclasses.replace(plan_scenario(scenario, scenario.seed, schedule), stop_when_broken=True)
-    return plan, simulate_any(plan, keep=keep)
+    playable = make_playable(scenario, scenario.seed, schedule)
+    plan = dataclasses.replace(playable.plan, stop_when_broken=True)
+    witness = Witness(playable.keys)
+    report = simulate_any(plan, sink=witness, keep=keep)
+    add_what_logs_show(report, witness, playable.keys)
+    return plan, report
 
 
 def make_small(
@@ -129,10 +135,10 @@ def _breaks(scenario: Scenario, which: str) -> Report | None:
 
 
 def _cut_off(scenario: Scenario, which: str) -> Scenario:
-    """Without what comes after the violation. Where a calm has to follow, that is all of it."""
+    """Without what comes after the violation. Where a calm has to follow, or only logs show it, that is all of it."""
     report = _breaks(scenario, which)
-    assert report is not None and report.broken_at is not None
-    if scenario.calm_s:
+    assert report is not None
+    if scenario.calm_s or report.broken_at is None:
         return scenario
     all_join_s = max(peer_class.join_s[0] for peer_class in scenario.peers)  # a file with peers who never do is refused
     ends_s = max(10.0, math.ceil(max(report.broken_at, all_join_s)) + 1.0)

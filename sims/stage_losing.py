@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 from farflung.protocol.accord import FEWEST, enough
 from farflung.protocol.keys import PeerId
 from farflung.protocol.lives import Life
 from farflung.protocol.quorum import is_quorum
-from farflung.sims.fault_playing import Player
+from farflung.sims.fault_playing import OnFault, Player
 from farflung.sims.faults import (
     Delay,
     Drop,
@@ -41,10 +41,10 @@ LOOK_S = 0.25
 class Misfortune:
     """See the module."""
 
-    def __init__(self, scene: Scene, swarm: PipelineSwarm, on_fault: Callable[[str], None]) -> None:
+    def __init__(self, scene: Scene, swarm: PipelineSwarm, on_fault: OnFault) -> None:
         self._scene = scene
         self._swarm = swarm
-        self._player = Player(swarm.hub, swarm.ids, swarm, lambda line, fault: on_fault(line))
+        self._player = Player(swarm.hub, swarm.ids, swarm, on_fault)
         self._began = swarm.hub.now()
         self._numbers = count()
         self._cut = False

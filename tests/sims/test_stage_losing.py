@@ -40,7 +40,7 @@ def running(swarm: PipelineSwarm) -> set[int]:
 async def lose_most(scene: Scene, swarm: PipelineSwarm, rng: random.Random) -> None:
     """Two of three machines, newcomers among them, are gone when the last blow has fallen."""
     coming = (Blow(at=0.0, what=What.COME),) * rng.randint(0, scene.newcomers)
-    misfortune = Misfortune(replace(scene, blows=coming), swarm, lambda line: None)
+    misfortune = Misfortune(replace(scene, blows=coming), swarm, lambda line, fault: None)
     for peer, stage in enumerate(scene.placed):
         life = Life(stage, 0, swarm.ids[scene.placed.index(stage)])
         view = tuple(sorted(swarm.ids[other] for other, of in enumerate(scene.placed) if of == stage))
@@ -103,7 +103,7 @@ def test_who_is_stopped_twice_goes_on_after_the_last_one(monkeypatch: pytest.Mon
         began = swarm.hub.now()
         for peer in range(2):
             swarm.start(peer)
-        await Misfortune(scene, swarm, lambda line: told.append((swarm.hub.now() - began, line))).run()
+        await Misfortune(scene, swarm, lambda line, fault: told.append((swarm.hub.now() - began, line))).run()
 
     simulate(recipe(stages=2, layers=2), Counting(), signers(2), story)
     assert [(round(at), line) for at, line in told] == [
@@ -134,7 +134,7 @@ def test_in_the_dark_all_that_was_wrong_is_over_and_all_come_back_that_were_ever
         began = swarm.hub.now()
         for peer in range(2):
             swarm.start(peer)
-        misfortune = Misfortune(scene, swarm, lambda line: told.append((swarm.hub.now() - began, line)))
+        misfortune = Misfortune(scene, swarm, lambda line, fault: told.append((swarm.hub.now() - began, line)))
         await misfortune.darken(10.0, 5.0)
         assert swarm.hub.quiet and set(swarm.slowness.values()) == {1.0}
         there.append(running(swarm))
