@@ -137,6 +137,8 @@ class NodeDaemon:
         self._out = out
         self._locks = locks
         self._peer: Peer | None = None
+        self._ends = False
+        """Its last life is over."""
         self._records = RecordChecks()
         self._verbs: dict[str, Handler] = {}
         """What the control socket serves now."""
@@ -150,11 +152,11 @@ class NodeDaemon:
         return self._options.local or (self._wanted.swarm is not None and is_local(self._wanted.swarm))
 
     def stop(self, reason: str) -> bool:
-        """Leave cleanly. Whether the node is up; when it is not, it will leave as soon as it is."""
+        """Leave cleanly. Whether the node is up, or ends already; when it is not, it will leave as soon as it is."""
         self._stop_reason = reason
         if self._peer is not None:
             self._peer.stop(reason)
-        return self._peer is not None
+        return self._peer is not None or self._ends
 
     async def run(self) -> None:
         """The whole life of the node. To end it before its time use `stop`; cancelling is for the time before it is up."""
@@ -342,8 +344,8 @@ class NodeDaemon:
             left = await peer.run(
                 anchor=anchor, history=history, known=dict.fromkeys(p for p in known if p != engine.peer_id)
             )
-            self._peer = None
-            if self._failure is not None and (left.avoids or left.moves_to is not None):
+            self._peer, self._ends = None, not left.avoids and left.moves_to is None
+            if self._failure is not None and not self._ends:
                 raise self._failure
             for task in others:
                 task.cancel()

@@ -352,6 +352,7 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(
                 await b.until(lambda e, gone=gone: e["event"] == "peer.left" and e["of"] == gone)
             known = PeerBook(c.swarm.peers).peers()
             assert bytes.fromhex(b.peer) in known
+            assert a.daemon.stop("again"), "who has left is not interrupted in what it still does"
             again = await stack.enter_async_context(running(Node(tmp_path / "c", "alpha")))
             late = await again.contributed()
             assert set(late["contributors"]) == {b.peer, c.peer}
