@@ -2,13 +2,15 @@
 
 Messages and records have times by which they are refused, so a clock that is minutes off keeps a node out, and by itself the node cannot tell that from
 a swarm in which nobody is there. But whoever answers a ping of the DHT says what time it has. That is nobody's word for the time: it is only compared, by its
-median, and told to the person.
+median, and told to the person. Only seeds that we chose to ask count (`seeds.py`); those that were found are strangers whose keys cost nothing, and count only where none
+that our user or our own disk names has answered.
 """
 
 import ctypes
 import math
 import sys
 from collections import OrderedDict
+from dataclasses import dataclass
 from statistics import median_low
 
 from farflung.node.network import PeerId
@@ -20,46 +22,71 @@ MAX_PEERS = 64
 """Whose answers are remembered, the last one of each."""
 KNOWN_S = 1800.0
 """How long an answer counts."""
+ASKING_S = 180.0
+"""Answers that came within so long were asked for at the same time. A clock that was set right counts as right once the newest of them say so."""
 
 _UNSYNCHRONISED = 5
 """adjtimex's TIME_ERROR: nobody disciplines the clock."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    ahead_s: float
+    """Seconds that we are ahead of it."""
+    at: float
+    named: bool
 
 
 class Clocks:
     """How far this machine's clock is from those of peers. `now`: of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._ahead: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
-        """Seconds that we are ahead of it, and when it said so."""
+        self._answers: OrderedDict[PeerId, _Answer] = OrderedDict()
+        """The oldest first."""
 
-    def note(self, peer: PeerId, ahead_s: float, now: float) -> None:
-        """A peer has answered with its time."""
+    def note(self, peer: PeerId, ahead_s: float, now: float, *, named: bool) -> None:
+        """A seed has answered with its time; `named` as in `seeds.py`. Found ones take the place of found ones only."""
         if not math.isfinite(ahead_s):
             return
-        self._ahead.pop(peer, None)
-        while len(self._ahead) >= MAX_PEERS:
-            self._ahead.popitem(last=False)
-        self._ahead[peer] = (ahead_s, now)
+        self._answers.pop(peer, None)
+        if len(self._answers) >= MAX_PEERS:
+            oldest = next((other for other, answer in self._answers.items() if not answer.named), None)
+            if oldest is None and not named:
+                return
+            self._answers.pop(next(iter(self._answers)) if oldest is None else oldest)
+        self._answers[peer] = _Answer(ahead_s=ahead_s, at=now, named=named)
 
     def forget(self) -> None:
         """Our clock was set."""
-        self._ahead.clear()
+        self._answers.clear()
 
     def trouble(self, now: float) -> str:
         """What is wrong with this machine's clock, for people; empty while nothing is known to be."""
-        apart = [ahead_s for ahead_s, at in self._ahead.values() if now - at <= KNOWN_S]
+        known = [answer for answer in self._answers.values() if now - answer.at <= KNOWN_S]
+        named = [answer for answer in known if answer.named]
+        counting = named or known
+        if not counting or not _apart(counting):
+            return ""
+        newest_at = max(answer.at for answer in counting)
+        apart = _apart([answer for answer in counting if newest_at - answer.at <= ASKING_S])
         if not apart:
             return ""
-        ahead_s = median_low(apart)
-        agreed = sum(abs(one - ahead_s) <= WRONG_S for one in apart)
-        if abs(ahead_s) <= WRONG_S or 2 * agreed <= len(apart):
-            return ""
+        ahead_s, agreed = apart
         which = f"{about(ahead_s)} {'ahead of' if ahead_s > 0 else 'behind'}"
-        if len(apart) == 1:
+        if agreed == 1:
             return (
                 f"this machine's clock is {which} that of the one peer that has told its own: set the one that is wrong"
             )
+        if not named:
+            return f"this machine's clock and those of {agreed} peers differ by {about(ahead_s)}: set the one that is wrong"
         return f"this machine's clock is {which} those of {agreed} peers: set it"
+
+
+def _apart(answers: list[_Answer]) -> tuple[float, int] | None:
+    """By how many seconds we are ahead, and of how many, when most say so; None when our clock may be right."""
+    ahead_s = median_low(answer.ahead_s for answer in answers)
+    agreed = sum(abs(answer.ahead_s - ahead_s) <= WRONG_S for answer in answers)
+    return None if abs(ahead_s) <= WRONG_S or 2 * agreed <= len(answers) else (ahead_s, agreed)
 
 
 def about(seconds: float) -> str:

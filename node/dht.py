@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from farflung.node.clocks import Clocks
 from farflung.node.identity import libp2p_bytes
 from farflung.node.network import PeerId
 from farflung.node.seeds import Seeds
@@ -53,6 +54,7 @@ class Records:
         self._node = node
         self._connect = connect
         self._seeds = Seeds()
+        self._clocks = Clocks()
         self._own: frozenset[bytes] = frozenset()
         self._wake = asyncio.Event()
         self.joined = asyncio.Event()
@@ -97,13 +99,13 @@ class Records:
     def look_again(self) -> None:
         """The clock has jumped: what is kept of our own swarm is checked once more, for what was taken by a clock that was ahead would outlast what is put now; and
         seeds are asked, for after a sleep whoever we knew may be gone, and for what time it is."""
-        self._node.protocol.clocks.forget()
+        self._clocks.forget()
         self._node.protocol.keep(self._own)
         self._wake.set()
 
     def clock_trouble(self) -> str:
         """See `network.Network.clock_trouble`."""
-        return str(self._node.protocol.clocks.trouble(time.monotonic()))
+        return self._clocks.trouble(time.monotonic())
 
     def add_seed(self, peer: PeerId) -> None:
         """A peer through which the DHT can be joined: one that our user or our own disk knows. The best come first."""
@@ -125,8 +127,7 @@ class Records:
             if not await self.join_once() and self._seeds.unasked:
                 continue  # there are seeds that have not been asked
             if self.joined.is_set() or not self._seeds:
-                # While our clock seems wrong more peers are asked what time it is, and whether that still holds.
-                pause, retry = RETRY_MAX_S if self.clock_trouble() else REJOIN_S, RETRY_S
+                pause, retry = REJOIN_S, RETRY_S
             else:
                 pause, retry = retry, min(RETRY_MAX_S, 2 * retry)
             try:
@@ -160,10 +161,12 @@ class Records:
             _log.info("a seed does not answer", peer=peer.hex()[:12], error=str(error))
             return False
         who = PeerID(libp2p_bytes(peer))
-        said = await self._node.protocol.call_ping(who)
+        said, ahead_s = await self._node.protocol.call_ping_for_time(who)
         if said != node_id_of(who):
             _log.info("a seed is no node of the DHT", peer=peer.hex()[:12])
             return False
+        if ahead_s is not None:
+            self._clocks.note(peer, ahead_s, time.monotonic(), named=self._seeds.is_named(peer))
         return True
 
     async def _find_back(self) -> None:

@@ -23,7 +23,6 @@ from hivemind.p2p import P2PContext
 from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
 from hivemind.proto import dht_pb2
 
-from farflung.node.clocks import Clocks
 from farflung.node.dht_answers import CheckedAnswers
 from farflung.node.dht_guard import (
     ID_BYTES,
@@ -107,7 +106,8 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
         self._records = records
         self._start = start
         self._rates = Rates(monotonic())
-        self.clocks = Clocks()
+        self._told_time: dict[PeerID, Callable[[float], None]] = {}
+        """Of those whose time we ask for. Whoever pings us can have us ping it back, and is not believed for that."""
         self._tell_of_all_at = -math.inf
         self._drawn: dict[DHTID, _Drawn | None] = {}
         """For each key of our own swarm what those get who ask for it alone, where it is not all."""
@@ -265,8 +265,18 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
             super().get_stub(peer),
             self.bucket_size,
             MAX_ANSWER_BYTES * 5 // 4,
-            lambda ahead_s: self.clocks.note(peer.to_bytes(), ahead_s, monotonic()),
+            self._told_time.get(peer, lambda ahead_s: None),
         )
+
+    async def call_ping_for_time(self, peer: PeerID) -> tuple[DHTID | None, float | None]:
+        """As `call_ping`, and the seconds that our clock is ahead of the peer's, when it has told its own."""
+        told: list[float] = []
+        self._told_time[peer] = told.append
+        try:
+            node_id = await self.call_ping(peer)
+        finally:
+            self._told_time.pop(peer, None)  # whoever asks it at the same time has taken it out already
+        return node_id, told[-1] if told else None
 
     async def call_find(
         self, peer: PeerID, keys: Collection[DHTID]

@@ -43,6 +43,10 @@ class Seeds:
             self._answered = [other for other in self._answered if other != peer]
             self._found = [other for other in self._found if other != peer]
 
+    def is_named(self, peer: PeerId) -> bool:
+        """Whether it is one that our user or our own disk knows."""
+        return peer in self._named
+
     def find(self, peer: PeerId) -> None:
         """One of our swarm that announces an address, by a record or a heartbeat."""
         if peer in self._named or peer in self._answered:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from farflung.node.clocks import Clocks
 from farflung.node.dht import REJOIN_S, RETRY_S, Records
 from farflung.node.identity import from_libp2p_bytes
 from farflung.node.network import PeerId
@@ -30,7 +29,8 @@ class Lab:
         self.searches = 0
         self.node_id = 0
         self.protocol = self
-        self.clocks = Clocks()
+        self.ahead_s: float | None = None
+        """That our clock is of theirs."""
         self.records = Records(self, self.connect)  # type: ignore[arg-type]
         for seed in seeds:
             self.records.add_seed(seed)
@@ -41,11 +41,11 @@ class Lab:
             await asyncio.sleep(DIAL_S)
             raise NetworkError("nobody there")
 
-    async def call_ping(self, peer: Any) -> int | None:
-        """As hivemind's: an id, whatever it is."""
+    async def call_ping_for_time(self, peer: Any) -> tuple[int | None, float | None]:
+        """An id, whatever it is, and a time."""
         from farflung.node.dht_protocol import node_id_of
 
-        return self.others.get(from_libp2p_bytes(peer.to_bytes()), int(node_id_of(peer)))
+        return self.others.get(from_libp2p_bytes(peer.to_bytes()), int(node_id_of(peer))), self.ahead_s
 
     async def find_nearest_nodes(self, ids: list[int]) -> None:
         self.searches += 1
@@ -138,3 +138,17 @@ def test_who_is_heard_of_does_not_make_us_ask_more_often() -> None:
 
     clock.run(main())
     assert lab.batches() == [SEEDS[:1]]
+
+
+def test_by_what_time_others_say_it_is_they_are_not_asked_more_often() -> None:
+    lab = Lab({SEEDS[0]}, SEEDS[:1])
+    lab.ahead_s = 3600.0
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            staying = tasks.create_task(lab.records.stay_joined())
+            await asyncio.sleep(2.5 * REJOIN_S)
+            staying.cancel()
+
+    clock.run(main())
+    assert lab.records.clock_trouble() and lab.batches() == [SEEDS[:1]] * 3

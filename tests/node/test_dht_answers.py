@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.node.dht_lab import NODE, PEER, Lab, dictionary, id_of, key, put, run
 
+from farflung.node.dht import Records
 from farflung.node.scope import TaskScope
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -171,16 +172,62 @@ def test_who_does_not_answer_a_ping_as_it_should_is_not_there(lab: Lab) -> None:
     run(body)
 
 
-def test_what_time_others_have_is_known_from_their_answers(lab: Lab) -> None:
+class Asking:
+    """The node of a lab as far as asking seeds goes, which all have the time that they say."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.protocol, self.node_id = lab.protocol, lab.protocol.node_id
+        self.records = Records(self, self.connect)  # type: ignore[arg-type]
+
+    async def connect(self, peer: bytes) -> None:
+        pass
+
+    async def find_nearest_nodes(self, ids: list[Any]) -> None:
+        pass
+
+    def answers(self, peer: bytes, time_s: float) -> None:
+        """Whoever is asked next is this one."""
+        from hivemind.proto import dht_pb2
+
+        who = dht_pb2.NodeInfo(node_id=self.lab.module.node_id_of(self.lab.peer(peer)).to_bytes())
+        self.lab.others_answer(rpc_ping=lambda request: dht_pb2.PingResponse(peer=who, dht_time=time_s))
+
+
+def test_what_time_others_have_is_known_from_what_seeds_answer(lab: Lab) -> None:
     """By it a node can tell that its own clock is wrong."""
+
+    async def body() -> None:
+        node = Asking(lab)
+        for number, time_s in enumerate([0.0, math.nan, math.inf, *(time.time() - ahead for ahead in (200, 201, 202))]):
+            node.answers(key(number), time_s)
+            assert await node.records._ping(key(number))
+        assert node.records.clock_trouble() == (
+            "this machine's clock and those of 3 peers differ by 3 min: set the one that is wrong"
+        ), "only found"
+        for number in range(3, 6):
+            node.records.add_seed(key(number))
+            node.answers(key(number), time.time() - 200.0)
+            assert await node.records._ping(key(number))
+        assert node.records.clock_trouble() == "this machine's clock is 3 min ahead of those of 3 peers: set it"
+
+    run(body)
+
+
+def test_who_has_us_ping_it_does_not_tell_us_the_time(lab: Lab) -> None:
+    """64 keys of a stranger's made an honest node say that its clock was wrong."""
     from hivemind.proto import dht_pb2
 
     async def body() -> None:
-        for number, time_s in enumerate([0.0, math.nan, math.inf, *(time.time() - ahead for ahead in (200, 201, 202))]):
-            answered = dht_pb2.PingResponse(peer=dht_pb2.NodeInfo(), dht_time=time_s)
-            lab.others_answer(rpc_ping=lambda request, answered=answered: answered)
-            await lab.protocol.call_ping(lab.peer(key(number)))
-        said = lab.protocol.clocks.trouble(lab.now)
-        assert said == "this machine's clock is 3 min ahead of those of 3 peers: set it"
+        node = Asking(lab)
+        lab.now = time.monotonic()
+        for number in range(64):
+            node.answers(key(number), time.time() - 3600.0)
+            peer = lab.peer(key(number))
+            who = dht_pb2.NodeInfo(node_id=lab.module.node_id_of(peer).to_bytes())
+            request = dht_pb2.PingRequest(peer=who, validate=True)
+            assert (await lab.protocol.rpc_ping(request, lab.by(key(number)))).available
+            await lab.protocol.call_ping(peer)
+        assert node.records.clock_trouble() == ""
 
     run(body)
