@@ -18,6 +18,9 @@ FarflungError
 └── NetworkError               a peer cannot be reached, or a transfer broke off; nobody's fault
 """
 
+MAX_REASON = 400
+"""Characters of what a peer did wrong."""
+
 
 class FarflungError(Exception):
     """Base of every error this package raises on purpose."""
@@ -46,14 +49,20 @@ class NameContested(LocalError):
 class RemoteError(FarflungError):
     """A peer broke the protocol. Nothing of ours changed.
 
-    `peer` is the offender's public key (32 bytes), or None where the bytes do not even say who sent them.
+    `peer` is the offender's public key (32 bytes), or None where the bytes do not even say who sent them. A reason may quote
+    what was sent, and goes to logs and terminals: it is cut, and characters that do not print are written as Python's escapes.
     """
 
     def __init__(self, reason: str, *, peer: bytes | None = None) -> None:
+        reason = _printable(reason[:MAX_REASON])[:MAX_REASON]
         who = peer.hex()[:12] if peer else "an unknown peer"
         super().__init__(f"{reason} (from {who})")
         self.reason = reason
         self.peer = peer
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 class Malformed(RemoteError):
