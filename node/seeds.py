@@ -61,7 +61,8 @@ class Seeds:
         return batch
 
     def asked(self, batch: Collection[PeerId], answered: Collection[PeerId]) -> None:
-        """What became of it. Those that answered are the first to be asked from then on."""
+        """What became of it. Those that answered are the first to be asked from then on; named ones that did not when only found ones did give way to the
+        other named ones, or those would never be asked."""
         before = [peer for peer in self._answered if peer not in batch]
         new = [peer for peer in batch if peer in answered and peer not in self._named]
         # One that is known to answer does not give way to one that answers for the first time.
@@ -72,7 +73,8 @@ class Seeds:
         self._found = [*rest, *silent][:MAX_FOUND]
         if answered:
             first = [peer for peer in batch if peer in answered and peer in self._named]
-            self._named = [*first, *(peer for peer in self._named if peer not in first)]
+            last = [] if first else [peer for peer in batch if peer in self._named]
+            self._named = [*first, *(peer for peer in self._named if peer not in (*first, *last)), *last]
             self._unasked = []
 
     def _in_turn(self) -> list[PeerId]:

@@ -73,3 +73,21 @@ def test_one_that_is_named_later_is_asked_once() -> None:
     seeds.name(GOOD[0])
     seeds.find(GOOD[0])
     assert turn(seeds) == GOOD[:1]
+
+
+def test_a_found_one_that_answers_does_not_keep_named_ones_from_being_asked() -> None:
+    """Only the first eight of forty ever were, while the found one answered; it may be anybody's."""
+    seeds = Seeds()
+    for peer in NAMED:
+        seeds.name(peer)
+    for peer in GOOD[:8]:
+        seeds.find(peer)
+    alive = {NAMED[20], GOOD[0]}
+    batches = []
+    while not batches or NAMED[20] not in batches[-1]:
+        assert len(batches) < 5
+        batch = seeds.take()
+        batches.append(batch)
+        seeds.asked(batch, [peer for peer in batch if peer in alive])
+        assert GOOD[0] in batch, "a node that has lost all whom it knew asks it"
+    assert seeds.take()[0] == NAMED[20]
