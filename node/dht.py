@@ -101,6 +101,10 @@ class Records:
         seeds are asked, for after a sleep whoever we knew may be gone, and for what time it is."""
         self._clocks.forget()
         self._node.protocol.keep(self._own)
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Ask seeds now, not when it is time to: there may have been no network when they were asked last."""
         self._wake.set()
 
     def clock_trouble(self) -> str:

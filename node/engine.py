@@ -415,9 +415,12 @@ class Engine:
         jumps = Jumps(self.unix_time)
         soon: Iterator[float] = iter(())
         while True:
-            if await jumps.pause(next(soon, ADDRESSES_S)):
+            again = next(soon, None)
+            if await jumps.pause(ADDRESSES_S if again is None else again):
                 soon = iter(AFTER_JUMP_S)
                 self._records.look_again()
+            elif again is not None:
+                self._records.ask_again()
             try:
                 await self._refresh_addresses()
             except NetworkError as error:  # of a daemon that has ended `Libp2p.watch` tells

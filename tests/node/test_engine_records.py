@@ -290,3 +290,41 @@ def test_a_jump_of_the_clock_makes_us_look_at_our_addresses_and_at_what_we_keep(
             await node.close()
 
     run(main)
+
+
+def test_after_a_jump_of_the_clock_seeds_are_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that wakes has no network yet: they were asked at once, in vain, and then not for ten minutes."""
+    ahead_s, asked, forgot = 0.0, 0, 0
+    monkeypatch.setattr(Engine, "unix_time", lambda engine: time.time() + ahead_s)
+    monkeypatch.setattr(jumps, "LOOK_S", 0.05)
+    monkeypatch.setattr(module, "AFTER_JUMP_S", (0.3, 0.3, 0.3))
+    join_once, look_again = Records.join_once, Records.look_again
+
+    async def counted(records: Records) -> bool:
+        nonlocal asked
+        asked += 1
+        return await join_once(records)
+
+    def noted(records: Records) -> None:
+        nonlocal forgot
+        forgot += 1
+        look_again(records)
+
+    monkeypatch.setattr(Records, "join_once", counted)
+    monkeypatch.setattr(Records, "look_again", noted)
+
+    async def main() -> None:
+        nonlocal ahead_s
+        async with engines(1) as (a,):
+            node = await Engine.create(Identity.generate(), EngineConfig.loopback(initial_peers=(a.addresses()[0],)))
+            try:
+                await asyncio.sleep(0.5)
+                before = asked
+                ahead_s = 3600.0
+                # Both engines jump: at once, and three times more.
+                await until(lambda: asked == before + 2 * 4)
+                assert forgot == 2
+            finally:
+                await node.close()
+
+    run(main)
