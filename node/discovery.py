@@ -229,6 +229,7 @@ class Announcer:
         if seq_unix_s(self._first_seq) > now:
             self._ahead = [*self._ahead[1 - MAX_SET_BACK :], range(self._first_seq, self._seq + 1)]
             self._first_seq = self._seq = first_seq(now)
+            self._others_seq = 0  # it may be ahead of time as well, and nobody's new records would be newer
         self._seq += 1
         return self._seq
 

@@ -14,7 +14,8 @@ from farflung.node.jumps import AFTER_JUMP_S, JUMP_S, LOOK_S, Jumps
 from farflung.node.network import Network
 from farflung.node.peerbook import PeerBook
 from farflung.protocol.errors import ConfigError, RemoteError
-from farflung.protocol.records import peers_key, validate_record
+from farflung.protocol.peer_record import PeerRecord
+from farflung.protocol.records import peers_key, place_peer, validate_record
 
 SWARM = founded(SIGNERS[0])[1].swarm
 
@@ -99,6 +100,35 @@ def test_numbers_that_were_given_ahead_of_time_are_no_second_nodes(tmp_path: Pat
             network.get_records = kept  # type: ignore[method-assign]
             await ours._look_for_a_second()
         assert PEER_LIFE_S > 50.0 and ours._others_seq == 0
+
+    in_network(body)
+
+
+def test_a_number_of_others_that_was_ahead_of_time_hides_no_second_node_once_ours_are_given_anew(
+    tmp_path: Path,
+) -> None:
+    async def body(networks: list[Network]) -> None:
+        clock, network, record = Clock(networks[1]), networks[1], PeerRecord(addresses=(), stages=(0, 1))
+        clock.ahead = 50.0
+        ours = announcer(network, SIGNERS[1], tmp_path / "1", SIGNERS[0])
+        before: int = ours._seq + 1000
+
+        async def look_after_another(seq: int) -> None:
+            now = network.unix_time()
+            value = place_peer(SIGNERS[1], SWARM, record, seq=seq, now=now, life_s=PEER_LIFE_S).value
+
+            async def kept(key: str) -> Mapping[str, bytes]:
+                return {SIGNERS[1].peer_id.hex(): value}
+
+            network.get_records = kept  # type: ignore[method-assign]
+            await ours._look_for_a_second()
+
+        await look_after_another(before)  # of an earlier run
+        clock.ahead = 0.0
+        await ours._announce()
+        await look_after_another(ours._seq + 1)
+        with pytest.raises(ConfigError, match="another node runs"):
+            await look_after_another(ours._seq + 2)
 
     in_network(body)
 
