@@ -23,6 +23,9 @@ ASK_S = 1.0
 GATHER_S = 0.5
 """After the first answer, before the first choice: what steps cost is each peer's own to tell."""
 
+UNANSWERED = 5
+"""So many questions in a row that nobody answers are not lost by chance."""
+
 
 class Entrance:
     """See the module. `run` once, before there is a peer."""
@@ -31,7 +34,7 @@ class Entrance:
         self, outside: Outside, fits: Collection[int], *, spent: Callable[[Life], bool], say: Callable[[str], None]
     ) -> None:
         """`fits`: stages that may be taken; one, when it was chosen by a person. `spent`: whether we began a life once, and its state is lost. `say` is
-        called with what keeps answers away, once each."""
+        called with what keeps answers away, once as long as it lasts."""
         self.reason = "asks who serves which stage"
         """What it waits for: a sentence for people."""
         outside.wants, outside.fits, outside.makes = -1, frozenset(fits), 0
@@ -40,7 +43,10 @@ class Entrance:
         self._fits = fits
         self._spent = spent
         self._say = say
-        self._said = ""
+        self._unanswered = 0
+        """Questions since anybody answered."""
+        self._told = False
+        """What is wrong with our clock, since it is."""
         self._counts: list[int] = []
         """Peers of each stage, those included who want it, by what we were told since we last said what we want."""
         self._news = asyncio.Event()
@@ -72,10 +78,13 @@ class Entrance:
             await asyncio.sleep(ASK_S)
 
     def _tell_of_clock(self) -> None:
-        trouble = self._outside.network.clock_trouble()
-        if trouble and trouble != self._said:
-            self._said = trouble
+        self._unanswered += 1
+        trouble = self._outside.network.clock_trouble()  # it counts peers and rounds, so its words change
+        if trouble and not self._told and self._unanswered >= UNANSWERED:
+            self._told = True
             self._say(f"nobody answers: {trouble}")
+        elif not trouble:
+            self._told = False
 
     def _called(self) -> Life | None:
         """A life that we are to begin, whatever we wanted."""
@@ -112,6 +121,7 @@ class Entrance:
         )
 
     def _heard(self, message: Present) -> None:
+        self._unanswered = 0
         if message.stage >= 0 and len(message.peers) == self._roll.stages and message.reply:
             known = self._counts or [0] * self._roll.stages
             self._counts = [max(pair) for pair in zip(known, message.peers, strict=True)]
