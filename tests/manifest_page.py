@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import msgspec
+from tests.syntax import parsed
 
 from farflung.node import founding
 from farflung.node.manifest_filling import NO_METHOD, PIPELINE_INNER_STEPS
@@ -141,7 +142,7 @@ def _toml(value: object) -> str:
 
 
 def _class(struct: type) -> ast.ClassDef:
-    (found,) = ast.parse(textwrap.dedent(inspect.getsource(struct))).body
+    (found,) = parsed(textwrap.dedent(inspect.getsource(struct))).body
     assert isinstance(found, ast.ClassDef)
     return found
 
@@ -176,7 +177,7 @@ def _checks() -> dict[str, list[str]]:
     """By the key that a check names: what it lets through, the strictest last."""
     found: dict[str, list[str]] = {}
     for module in MODULES:
-        for call in ast.walk(ast.parse(inspect.getsource(module))):
+        for call in ast.walk(parsed(inspect.getsource(module))):
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and len(call.args) > 1):
                 continue
             key = call.args[0]

@@ -7,6 +7,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from tests.syntax import parsed
 
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
@@ -25,7 +26,7 @@ FILES = {f"farflung.{f}.{p.stem}": p for f in MAY_IMPORT for p in sorted((ROOT /
 @cache
 def imports(module: str) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    for node in ast.walk(parsed(FILES[module].read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

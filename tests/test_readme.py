@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.syntax import parsed
 from tests.thorough import mostly
 
 from farflung.training.methods import DEFAULT, LONG_DEFAULT, LONG_RUN
@@ -136,7 +137,7 @@ def words_of(file: str, name: str) -> set[str]:
     """The strings in a test and in the functions of its file that it calls, or that those call."""
     functions = {
         node.name: node
-        for node in ast.parse((ROOT / "tests" / file).read_text()).body
+        for node in parsed((ROOT / "tests" / file).read_text()).body
         if isinstance(node, ast.FunctionDef)
     }
     nodes, seen = list(ast.walk(functions[name])), {name}

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from tests.syntax import parsed
 
 from farflung.sims.facts import load_run
 
@@ -150,7 +151,7 @@ def test_what_is_declared_is_what_is_imported(installed: Path) -> None:
         name
         for file in wheel.files or ()
         if file.suffix == ".py"
-        for name in imported(ast.parse(file.read_text(encoding="utf-8")))
+        for name in imported(parsed(file.read_text(encoding="utf-8")))
     }
     providers = metadata.packages_distributions()
     strangers = modules - sys.stdlib_module_names - {"farflung"}
