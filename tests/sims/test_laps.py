@@ -16,10 +16,12 @@ from farflung.sims.simulation import Meddler, Report, simulate
 from farflung.sims.swarm import Swarm
 
 PEERS = 3
-FAST = LinkModel(up_bytes_per_s=1e6)
-SLOW = LinkModel(up_bytes_per_s=300.0)
+SHORT = 1000.0
+"""What a byte stands for: messages are far shorter than parts of models, and would be longer than those of a toy."""
+FAST = LinkModel(up_bytes_per_s=1e6, byte_means=SHORT)
+SLOW = LinkModel(up_bytes_per_s=300.0, byte_means=SHORT)
 """A contribution has 1.6 kB: a round takes some 10 s, where it took 0.7."""
-FAR = LinkModel(up_bytes_per_s=1e6, latency_s=0.25)
+FAR = LinkModel(up_bytes_per_s=1e6, latency_s=0.2, byte_means=SHORT)
 
 SETTLE_S, MEASURED_S = 120.0, 60.0
 """After links became slow the first plans fail, each with more time than the one before: some 100 s until rounds hide again."""
@@ -36,7 +38,7 @@ def run(
 
 
 def test_where_round_trips_take_the_time_everything_moves_at_once() -> None:
-    """With half a second from peer to peer a round takes some four, whatever it moves: in turn each of three fragments would wait for three of them. Over a link that
+    """With 0.4 s from peer to peer a round takes some four, whatever it moves: in turn each of three fragments would wait for three of them. Over a link that
     takes as long for its bytes, they take turns again."""
     wide: list[tuple[int, int]] = []
 
