@@ -100,7 +100,7 @@ def test_a_peer_that_made_its_stage_of_others_is_killed_and_goes_on_with_the_rai
         swarm.start(4)
         await until_done(swarm, *swarm.peers)
 
-    swarm = simulate(without_shadows(), Counting(), signers(5), story)
+    swarm = simulate(without_shadows(), Counting(), signers(5), story, checkpoint_s=60.0)
     assert not swarm.broken and lives(swarm) == [(2, 1, 4)]
     usual = {event["step"]: event["lr"] for event in swarm.happened("step", 0)}
     steps = swarm.happened("step", 4)
