@@ -230,11 +230,11 @@ def bench_fidelity(
 
 @bench_app.command("scale")
 def bench_scale(
-    peers: Annotated[str, typer.Option(metavar="N,...", help="How many, separated by commas.")] = "16,64,256",
-    minutes: Annotated[float, typer.Option(min=1.0, callback=finite, help="Virtual ones.")] = 120.0,
+    peers: Annotated[str, typer.Option(metavar="N,...", help="How many, separated by commas.")] = "100,1000",
+    minutes: Annotated[float, typer.Option(min=1.0, callback=finite, help="Virtual ones.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Processor time to simulate a peer for an hour, by how many there are: six minutes."""
+    """Processor time to simulate a peer for an hour, by how many there are: a quarter of an hour."""
     from farflung.sims.bench_scale import parse_sizes, run_scale
 
     try:

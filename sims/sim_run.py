@@ -18,6 +18,7 @@ from farflung.sims.costs import Costs
 from farflung.sims.facts import EVENTS, RUN, save_run
 from farflung.sims.failure import chapters, replay, shorten, write_failure
 from farflung.sims.faults import Schedule
+from farflung.sims.footprint import check_memory
 from farflung.sims.how_far import how_far
 from farflung.sims.logs import Logs
 from farflung.sims.outputs import check_outputs
@@ -32,6 +33,7 @@ from farflung.sims.summary import broken_in
 from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.trail import Sink
 from farflung.sims.witness import Witness
+from farflung.training.host_memory import available_bytes
 
 SHORTEN_RUNS = 12
 """Runs that may be spent on making a failure small: it takes so many times as long as finding it did, at most."""
@@ -61,8 +63,9 @@ def run_scenario(
 
 
 def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Path | None, quiet: bool) -> Result:
-    """The same with a schedule that is made already."""
+    """The same with a schedule that is made already. Raises ConfigError, also where this machine has too little memory for so many peers."""
     playable = make_playable(scenario, seed, schedule)
+    check_memory(scenario, playable.plan, free_bytes=available_bytes())
     began = time.perf_counter()
     witness = Witness(playable.keys)
     with _sinks(scenario, playable, out, witness) as sink:

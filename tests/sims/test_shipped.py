@@ -91,7 +91,7 @@ def test_what_it_is_about_happens_and_is_got_over(name: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*WHOLE, *further(*sorted(set(shipped()) - set(WHOLE)))])
 def test_the_whole_is_as_its_file_expects(name: str) -> None:
-    """The longest, `trace`, takes LONGEST."""
+    """None is cut: the longest take two minutes of a processor."""
     result = run(load_scenario(SHIPPED / f"{name}.toml"))
     assert result["passed"], (result["violations"], result["expected"])
 
