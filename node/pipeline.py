@@ -436,7 +436,7 @@ class Pipeline:
 
     def _over(self, report: Report | None, window: bytes) -> None:
         """Our part in a step is over. Those who were lost do not count until they are heard again."""
-        self.coordinator.over(window)
+        self.coordinator.over(window, began=report is not None)
         if report is None:
             return
         self.balance.spent(report.diary.spent)

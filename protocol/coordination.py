@@ -178,9 +178,12 @@ class Coordinator:
         """We have heard the word for a step that we take part in. Returns the data nodes that are passed over from now on (`turns`)."""
         return self._turns.began(planner, now)
 
-    def over(self, window: bytes) -> None:
-        """Our own part in a step is over."""
-        self._turns.over()
+    def over(self, window: bytes, *, began: bool = True) -> None:
+        """Our own part in a step is over. Only one that began is a reason to leave the turn where it is: a planner that asks again and again for
+        steps that it cannot begin is passed over as one that plans none.
+        """
+        if began:
+            self._turns.over()
         if self.attempt is not None and self.attempt.plan.window == window:
             self.attempt = None
 
