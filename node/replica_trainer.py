@@ -35,7 +35,9 @@ class ReplicaTrainer(Trainer):
         new = self.progress.steps - self._offered_steps
         if new >= self.lap or (self.out_of_samples and self.progress.steps > 0):
             return True
-        if self.hindrance.lasts(self._now()):  # what missed its round is offered again, for nothing comes to it
+        now = self._now()
+        # What missed its round is offered again, for nothing comes to it; but a try that is due comes first, for while an offer stands there may be none.
+        if self.hindrance.lasts(now) and self.hindrance.forbids(now):
             # alone it would only make a round of a few steps, which counts as a lap
             return self.progress.steps > 0 and self._host.others_train()
         if new == 0 or self.tokens_per_s == 0.0:  # just offered; or just restarted, with progress

@@ -200,6 +200,7 @@ class Trainer(ABC):
             return trained
         self._step_at = None
         await self._door.run(let_go)  # whoever has filled the device gets what torch keeps of it for later
+        self.wake()  # what was trained before may be offered now
         return False
 
     def hinder(self, error: NotNow) -> None:

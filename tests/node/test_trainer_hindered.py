@@ -67,6 +67,25 @@ def test_what_missed_its_round_is_offered_again_by_a_peer_that_makes_no_steps() 
     run(main)
 
 
+@pytest.mark.parametrize("delay_steps", [0, 2])
+def test_between_rounds_that_it_misses_it_tries_whether_it_can_make_steps_again(delay_steps: int) -> None:
+    """Each takes longer than the pause between two tries."""
+
+    async def main(lab: Lab) -> None:
+        lab.others_train = True
+        over = full_device(lab, NoRoom("no room"), after=1)
+        await asyncio.sleep(45.0)
+        over()
+        while lab.trainer.progress.steps == 1:
+            assert asyncio.get_running_loop().time() < 300.0
+            await asyncio.sleep(70.0)
+            lab.trainer.over()
+            await asyncio.sleep(3.0)
+        assert not lab.trainer.hindrance.reason
+
+    run(main, delay_steps=delay_steps)
+
+
 def test_a_step_that_was_made_in_part_ends_training() -> None:
     async def main(lab: Lab) -> None:
         full_device(lab, NotEnoughMemory("some parameters had moved"), after=1)
