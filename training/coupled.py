@@ -172,7 +172,14 @@ class Coupled:
 
     def _mix(self, start: int, stop: int, alpha: float) -> None:
         """Mix one slice of the live parameters with the outer ones."""
-        self._move(start, stop, lambda local, outer: mix_(local, outer, alpha), (self.outer.params[start:stop],))
+        host = self.outer.params.untyped_storage().data_ptr()
+
+        def move(local: Tensor, outer: Tensor) -> None:
+            is_copy = outer.untyped_storage().data_ptr() != host
+            # Once local ones have moved nothing may lack room: a copy on the device is scaled where it lies.
+            mix_(local, outer, alpha, scratch=outer if is_copy else None)
+
+        self._move(start, stop, move, (self.outer.params[start:stop],))
 
     def _rebase(
         self,

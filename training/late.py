@@ -26,6 +26,7 @@ Local parameters are a peer's own, so nothing here needs the same bits everywher
 progress give theta's.
 """
 
+import torch
 from torch import Tensor
 
 
@@ -43,12 +44,14 @@ def mix_(
     local: Tensor,  # fp32 [k]; moved
     outer: Tensor,  # same shape
     alpha: float,  # share that local keeps, in [0, 1]
+    *,
+    scratch: Tensor | None = None,  # same shape; written over. May be `outer`; without one as much memory is taken
 ) -> None:
     """See the module."""
     if alpha == 0.0:
         local.copy_(outer)
     else:
-        local.mul_(alpha).add_(outer.mul(1.0 - alpha))
+        local.mul_(alpha).add_(torch.mul(outer, 1.0 - alpha, out=scratch))
 
 
 def rebase_(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.training.allocations import peak_bytes
 
 from farflung.training.gossip import Gossip, pairs
 from farflung.training.late import eager, mix_, rebase_
@@ -47,6 +48,15 @@ def test_local_parameters_follow() -> None:
     local = sent + 1
     rebase_(local, outer, sent)
     torch.testing.assert_close(local, outer + 1)
+
+
+def test_mixing_takes_no_memory_where_the_outer_ones_may_be_written_over() -> None:
+    """And gives the same bits."""
+    outer, local = random(10_000, 1), random(10_000, 2)
+    plain, cramped, copy = local.clone(), local.clone(), outer.clone()
+    mix_(plain, outer, 0.3)
+    assert peak_bytes(lambda: mix_(cramped, copy, 0.3, scratch=copy)) < outer.nbytes / 10
+    assert torch.equal(plain, cramped)
 
 
 def test_a_broken_number_does_not_survive_alpha_zero() -> None:

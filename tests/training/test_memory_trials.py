@@ -17,6 +17,7 @@ from farflung.training import coupled, inner_optimizer
 from farflung.training.coupled import Coupled
 from farflung.training.errors import NoRoom, NotEnoughMemory, NotNow
 from farflung.training.inner import InnerConfig
+from farflung.training.late import mix_
 from farflung.training.memory import (
     PLAIN,
     RESERVE,
@@ -243,7 +244,7 @@ def test_a_step_that_was_made_in_part_is_not_made_again(
 def test_a_round_that_moves_a_part_ends_training(
     mix: float | None, config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cramped(*_: object) -> None:
+    def cramped(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
     replica = Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, mix=mix)
@@ -334,6 +335,29 @@ def test_a_round_moves_parameters_on_the_host_where_the_device_is_full(
                 replica.apply([update], contributed=True)
             found.append([parameter.clone() for parameter in replica.parameters])
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_round_that_mixes_takes_no_more_of_the_device_than_a_copy_of_the_outer_parameters(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be no room for more, when the local ones have moved already. On the CPU there is no copy, and the outer state stays what it is."""
+
+    def copies(self: Coupled, pieces: Any) -> Any:
+        return [piece.clone() for piece in pieces] if on_device else pieces
+
+    def mixed(local: torch.Tensor, outer: torch.Tensor, alpha: float, *, scratch: torch.Tensor | None = None) -> None:
+        seen.append(scratch is outer)
+        mix_(local, outer, alpha, scratch=scratch)
+
+    replica = Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, mix=0.5)
+    monkeypatch.setattr(coupled, "mix_", mixed)
+    monkeypatch.setattr(Coupled, "_copies", copies)
+    for on_device in (True, False):
+        seen = list[bool]()
+        replica.train_step(batch(0), 0)
+        update = (0, replica.num_parameters, replica.pseudo_gradient())
+        replica.apply([update], contributed=True)
+        assert seen and all(in_place == on_device for in_place in seen)
 
 
 def test_what_failed_is_gone_when_it_is_tried_again_with_less(
