@@ -31,7 +31,18 @@ HELD_OUT_SAMPLES = 256
 """Most samples at the head of the stream that are never trained on; at most one in twenty."""
 
 LIBRARY_TRIES = 2
-"""Of `datasets` for each read, five seconds apart."""
+"""Of `datasets` for each read: what is but for a moment does not cost the open stream."""
+
+LIBRARY_PAUSE_S = 1
+"""After each of them that failed, the last as well. By itself the library waits for a minute where a hub asks for fewer requests."""
+
+_LIBRARY_PAUSES = (
+    "STREAMING_READ_RETRY_INTERVAL",
+    "STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL",
+    "STREAMING_READ_RATE_LIMIT_RETRY_INTERVAL",
+    "STREAMING_OPEN_RETRY_INTERVAL",
+)
+"""Its settings; not every version has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,3 +156,6 @@ def open_stream(spec: StreamSpec, tokenizer: Tokenizer, seq_len: int) -> Streame
 def _wait_little(datasets: Any) -> None:
     """The library tries for minutes by itself, in the thread that the model's rounds wait for; who reads here tries again in better places."""
     datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = LIBRARY_TRIES
+    for name in _LIBRARY_PAUSES:
+        if hasattr(datasets.config, name):
+            setattr(datasets.config, name, LIBRARY_PAUSE_S)

@@ -268,11 +268,27 @@ def test_the_librarys_own_errors_of_a_network_may_pass() -> None:
     assert all(may_pass(kind("no answer")) for kind in library.CONNECTION_ERRORS_TO_RETRY)
 
 
-def test_the_library_does_not_wait_for_minutes_while_a_model_is_trained(files: tuple[str, Path]) -> None:
-    import datasets.config as library
+@pytest.mark.parametrize("status", [None, 504, 429])
+def test_the_library_does_not_wait_for_minutes_while_a_model_is_trained(
+    status: int | None, files: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets.config as settings_
+    import datasets.utils.file_utils as library
+    from huggingface_hub.errors import HfHubHTTPError
+
+    def fail(*_: object) -> bytes:
+        if status is None:
+            raise library.CONNECTION_ERRORS_TO_RETRY[0]("no answer")
+        raise HfHubHTTPError("no", response=SimpleNamespace(status_code=status, headers={}, request=None))
 
     open_dataset(spec_of(files), ByteTokenizer(), 40)
-    assert library.STREAMING_READ_MAX_RETRIES == library.STREAMING_OPEN_MAX_RETRIES == LIBRARY_TRIES
+    assert settings_.STREAMING_READ_MAX_RETRIES == settings_.STREAMING_OPEN_MAX_RETRIES == LIBRARY_TRIES
+    slept = list[float]()
+    monkeypatch.setattr(library, "time", SimpleNamespace(sleep=slept.append))
+    file = library._add_retries_to_file_obj_read_method(SimpleNamespace(read=fail))
+    with pytest.raises(ConnectionError):
+        file.read(1)
+    assert sum(slept) < 5.0
 
 
 def test_getting_on_again_is_not_mistaken_for_getting_further(files: tuple[str, Path]) -> None:
