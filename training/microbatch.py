@@ -28,6 +28,11 @@ class Microbatch:
         """That has been found to fit."""
         self._lack_at = -math.inf
 
+    @property
+    def is_lowered(self) -> bool:
+        """Whether something has lacked room of late: what there was by trial need not be there any more."""
+        return self._now() < self._lack_at + RAISE_AFTER_S or (self.size is not None and self.size < self._largest)
+
     def found(self, size: int) -> None:
         """Trials have found that so many fit."""
         self.size, self._largest = size, max(size, self._largest)
@@ -47,9 +52,13 @@ class Microbatch:
         """What was tried has had room."""
         self.size = size
 
+    def lacked(self) -> None:
+        """There was no room for something else of a step."""
+        self._lack_at = self._now()
+
     def lacks(self, size: int, sizes: Sequence[int]) -> int | None:
         """What was tried had none: what to try at once; None when there is nothing smaller, and then it has to be found anew."""
-        self._lack_at = self._now()
+        self.lacked()
         if self._asked is not None:
             return None
         smaller = [other for other in sizes if other < size]

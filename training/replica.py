@@ -67,7 +67,10 @@ class Replica(ModelState):
         try:
             with no_room("a batch", self.device):
                 tokens = tokens.to(self.device)
+            was_lowered = self._microbatch.is_lowered
             found = self._gradients(tokens, global_step)
+            if was_lowered or self._microbatch.is_lowered:
+                self._check_room_for_step()
         except NotEnoughMemory as lack:
             self.model.zero_grad()  # who has taken the device may have their room as well
             raise (NoRoom if self._has_fitted else NotEnoughMemory)(str(lack)) from lack
@@ -100,6 +103,18 @@ class Replica(ModelState):
                 return found
             let_go()
         raise NotEnoughMemory(lack)
+
+    def _check_room_for_step(self) -> None:
+        """What trials had found for it beside the passes need not be there any more. Raises NoRoom, while nothing has moved and it can be waited for."""
+        if not self._is_tried:
+            return
+        needs = self._forecast()
+        try:
+            with no_room("the optimiser's step", self.device):
+                _ = self._ballast(self._missing_state(needs)), self._ballast(needs.step_bytes)
+        except NoRoom:
+            self._microbatch.lacked()
+            raise
 
     def evaluate(
         self,
@@ -134,9 +149,14 @@ class Replica(ModelState):
                 total += float(next_token_loss(logits, piece[:, 1:])) * piece.shape[0]
         return total
 
+    @property
+    def _is_tried(self) -> bool:
+        """Whether what fits is found by trial: on CUDA, whose allocator raises an error in good time; by forecast where the memory is the system's, which would
+        rather swap, or end the process."""
+        return self.device.type == "cuda"
+
     def _choose_microbatch(self, tokens: Tensor) -> int:
-        """By trial on CUDA, whose allocator raises an error in good time; by forecast where the memory is the system's, which would rather swap, or end the process."""
-        if self.device.type == "cuda":
+        if self._is_tried:
             return largest_that_fits(even_microbatches(tokens.shape[0]), lambda size: self._trial(tokens[:size]))
         needs = self._forecast()
         left = free_bytes(self.device, self.runtime.memory_bytes) - needs.gradient_bytes - needs.cast_bytes
@@ -154,8 +174,7 @@ class Replica(ModelState):
         """The passes of a step on these tokens and then, in the place of the optimiser's step, as much memory as that is forecast to take; beside
         all that will lie there. Raises torch.OutOfMemoryError."""
         needs = self._forecast()
-        missing = max(0, needs.optimizer_bytes - self.optimizer.device_bytes())  # the first step will make it
-        ballast = [self._ballast(missing)]
+        ballast = [self._ballast(self._missing_state(needs))]
         try:
             for _ in range(2):  # the second finds the gradients of the first in its way, as later microbatches do
                 backward_pass(self.model, tokens, self.inner_config.z_loss, 1.0, self.runtime.autocast)
@@ -165,6 +184,10 @@ class Replica(ModelState):
             self.optimizer.zero_grad()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _missing_state(self, needs: MemoryForecast) -> int:
+        """Bytes of the optimiser's state that its first step will make."""
+        return max(0, needs.optimizer_bytes - self.optimizer.device_bytes())
 
     def _ballast(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)

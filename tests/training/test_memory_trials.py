@@ -298,6 +298,40 @@ def test_a_full_device_is_waited_for_where_steps_have_fitted_before(
     assert all(torch.equal(a, b) for a, b in zip(replica.parameters, plain.parameters, strict=True))
 
 
+def test_after_a_lack_the_optimisers_step_is_not_begun_without_room_for_it(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, plain = make(config), make(config, microbatch=4)
+    of_step = forecast(config, parse_optimizer("adamw"), PLAIN).step_bytes
+    asked, room, now = list[int](), [True], [0.0]
+
+    def ballast(self: Replica, nbytes: int) -> torch.Tensor:
+        asked.append(nbytes)
+        if nbytes == of_step and not room[0]:
+            raise torch.OutOfMemoryError("no room")
+        return torch.empty(0)
+
+    replica._microbatch._now = lambda: now[0]
+    monkeypatch.setattr(Replica, "_ballast", ballast)
+    replica._microbatch.found(4)
+    monkeypatch.setattr(Replica, "_is_tried", True)
+    assert replica.train_step(batch(0), 0) == plain.train_step(batch(0), 0) and not asked, "no step pays without a lack"
+    room[0] = False
+    with monkeypatch.context() as full:
+        full.setattr(replica.model, "forward", Cramped(replica, fits=2))
+        with pytest.raises(NoRoom, match=r"^cpu has no room for the optimiser's step"):
+            replica.train_step(batch(1), 1)
+    now[0] += RAISE_AFTER_S
+    for _ in range(2):  # the larger one has room again
+        with pytest.raises(NoRoom, match=r"^cpu has no room for the optimiser's step"):
+            replica.train_step(batch(1), 1)
+        now[0] += RAISE_AFTER_S / 2
+    assert all(parameter.grad is None for parameter in replica.model.parameters())
+    room[0] = True
+    assert replica.train_step(batch(1), 1) == plain.train_step(batch(1), 1)
+    assert all(torch.equal(a, b) for a, b in zip(replica.parameters, plain.parameters, strict=True))
+
+
 def test_a_microbatch_that_was_lowered_is_raised_again(
     config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ def test_a_lack_lowers_it_at_once_and_minutes_without_one_raise_it_again() -> No
     clock = Clock()
     microbatch = Microbatch(None, clock)
     microbatch.found(8)
-    assert microbatch.to_try(SIZES) == 8
+    assert microbatch.to_try(SIZES) == 8 and not microbatch.is_lowered
     assert microbatch.lacks(8, SIZES) == 4 and microbatch.lacks(4, SIZES) == 3
     microbatch.fits(3)
     clock.now += RAISE_AFTER_S - 1.0
@@ -25,6 +25,7 @@ def test_a_lack_lowers_it_at_once_and_minutes_without_one_raise_it_again() -> No
     for size in (4, 8):
         assert microbatch.to_try(SIZES) == size
         microbatch.fits(size)
+        assert microbatch.is_lowered == (size < 8)
     assert microbatch.to_try(SIZES) == microbatch.size == 8, "never more than what trials have found"
 
 
