@@ -99,7 +99,7 @@ class Pipeline:
             life=life,
             refused=refused,
             lacks=lambda error: self.me.lacks(error),
-            ready=lambda job: self._answer(job.coordinator, job.window, ""),
+            ready=lambda job, wrong: self._answer(job.coordinator, job.window, wrong),
             over=self._over,
         )
         self.watch = LifeWatch(self, roll=roll, life=life, owed=owed, log=log, keep=keep)
@@ -315,7 +315,7 @@ class Pipeline:
                 self.work.server.handle(sender, message)
 
     def _begins(self, job: Job, now: float) -> None:
-        for peer in self.coordinator.begins(job.coordinator, now):
+        for peer in self.coordinator.begins(job.coordinator, job.step.keys, now):
             reason = f"began no step for {TURN_S:.0f} s, though one could begin; {short(job.coordinator)} has"
             self._log.emit("pipeline.passed", peer=peer.hex(), step=job.number, seconds=PASSED_S, reason=reason)
 

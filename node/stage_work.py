@@ -21,7 +21,7 @@ from farflung.protocol.coordination import ANSWER_S
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
-from farflung.training.errors import NoRoom
+from farflung.training.errors import NoRoom, NotNow
 from farflung.training.recovery_trial import LossTrial
 
 WORD_S = 2 * ANSWER_S
@@ -63,7 +63,9 @@ class StageWork:
         life: Life,  # of our stage
         refused: Callable[[RemoteError], None],
         lacks: Callable[[NoRoom], None],  # told when the device has no room for something of a step
-        ready: Callable[[Job], None],  # told when we are ready for a job's step
+        ready: Callable[
+            [Job, str], None
+        ],  # told when we are ready for a job's step, or what is wrong, so that nobody waits for us
         over: Callable[
             [Report | None, bytes], None
         ],  # told its window when a job is over, and what came of it, if it began
@@ -161,10 +163,14 @@ class StageWork:
         """See `stage_trainer.Steps`."""
         report = None
         try:
-            driver = await self._driver_of(job, numbers) if job.own else None
+            try:
+                driver = await self._driver_of(job, numbers) if job.own else None
+            except NotNow as error:
+                self._ready(job, f"{error.what}: {error}")
+                raise
             await self.server.open(job.step, None if driver is None else driver.listen)
             job.ready = True
-            self._ready(job)
+            self._ready(job, "")
             if not await self._told_to_go(job):
                 return None
             job.began_at = began_at = self._now()

@@ -17,6 +17,7 @@ Only one machine here, and it is pure: `Coordinator` says whom to plan with and 
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from farflung.protocol.keys import PeerId, short
@@ -32,7 +33,7 @@ RESEND_S = 1.5
 """Between repetitions: control messages may be lost."""
 
 STRAGGLER_S = 20.0
-"""A step waits so long for living peers that are busy, as long as every stage has somebody who is not; once, until they have been free again."""
+"""A step waits so long for living peers that are busy, as long as every stage has somebody who is not; once, until they have been in a step again."""
 
 ASIDE_S = 10.0
 """Whoever refused a plan is left out for so long, if its stage has others; after a first refusal only until it says again that it is free, for what it had said was
@@ -70,7 +71,8 @@ class Coordinator:
     _stands_since: float | None = None
     """Since when every stage has somebody free, and not all are."""
     _in_vain: set[PeerId] = field(default_factory=set)
-    """Busy peers without which a step was planned in the end, and which have not been free since: a device may be full for hours."""
+    """Peers that were busy when a step was planned without them in the end, and in no step since: a device may be full for hours. That they say they are
+    free does not count: they are about to try, and say it after each pause."""
     _pause_until: float = 0.0
     _refused: dict[PeerId, tuple[float, int]] = field(default_factory=dict)
     """When a peer refused last, and how often since it was ready for a step."""
@@ -124,11 +126,12 @@ class Coordinator:
             return None
         if self._stands_since is None:
             self._stands_since = now
-        self._in_vain &= busy
-        if busy > self._in_vain and now < self._stands_since + STRAGGLER_S:
-            self.reason = f"waits for {len(busy - self._in_vain)} busy peers"
+        self._in_vain.intersection_update(roll.known)
+        awaited = busy - self._in_vain
+        if awaited and now < self._stands_since + STRAGGLER_S:
+            self.reason = f"waits for {len(awaited)} busy peers"
             return None
-        self._in_vain = busy
+        self._in_vain |= busy
         return stages
 
     def propose(self, plan: StepPlan, now: float) -> list[Post]:
@@ -174,17 +177,19 @@ class Coordinator:
             return self._tell(attempt, go=True, reason="all are ready")
         return [(peer, attempt.plan) for peer in silent]
 
-    def begins(self, planner: PeerId, now: float) -> list[PeerId]:
-        """We have heard the word for a step that we take part in. Returns the data nodes that are passed over from now on (`turns`)."""
+    def begins(self, planner: PeerId, peers: Iterable[PeerId], now: float) -> list[PeerId]:
+        """We have heard the word for a step that we take part in, with these. Returns the data nodes that are passed over from now on (`turns`)."""
+        self._in_vain.difference_update(peers)
         return self._turns.began(planner, now)
 
     def over(self, window: bytes, *, began: bool = True) -> None:
         """Our own part in a step is over. Only one that began is a reason to leave the turn where it is: a planner that asks again and again for
-        steps that it cannot begin is passed over as one that plans none.
+        steps that it cannot begin is passed over as one that plans none. Our own plan of which nobody has the word yet stays, for we refuse it (`answered`).
         """
         if began:
             self._turns.over()
-        if self.attempt is not None and self.attempt.plan.window == window:
+        attempt = self.attempt
+        if attempt is not None and attempt.plan.window == window and (began or attempt.gone):
             self.attempt = None
 
     def _is_aside(self, peer: PeerId, now: float) -> bool:

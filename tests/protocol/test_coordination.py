@@ -103,7 +103,11 @@ def test_a_busy_peer_is_waited_for_but_not_for_ever() -> None:
     assert one.participants(now + 1.0, free=True) == [sorted([A, B]), sorted([C, D])]
     one.roll.heard(D, says(1, free=False), now + 2.0)
     assert one.participants(now + 2.0, free=False) is None
-    assert one.participants(now + 3.0, free=True) is None and one.reason == "waits for 1 busy peers"
+    assert one.participants(now + 3.0, free=True) == [sorted([A, B]), [C]], (
+        "it may say that it is free when it tries again"
+    )
+    assert not one.begins(FIRST, [A, B, C, D], now + 4.0)
+    assert one.participants(now + 5.0, free=True) is None and one.reason == "waits for 1 busy peers"
 
 
 # ---- from a plan to a step -----------------------------------------------------------------------------------------
@@ -141,6 +145,21 @@ def test_a_plan_that_is_refused_is_void_and_the_next_is_without_whoever_refused(
     assert one.participants(0.6 + PAUSE_S, free=True) is None and "waits for 1 busy peers" in one.reason
     one.roll.heard(D, says(1), 0.7 + PAUSE_S)
     assert one.participants(0.7 + PAUSE_S, free=True) == [sorted([A, B]), [C, D]], "it is free, it says"
+
+
+def test_whoever_plans_and_cannot_take_part_tells_the_others_at_once() -> None:
+    one = Coordinator(everybody(FIRST))
+    plan = plan_of([[FIRST], [C, D]])
+    one.propose(plan, 0.0)
+    one.over(plan.window, began=False)
+    posts = one.answered(FIRST, StepAnswer(plan.window, False, "the data cannot be read"), 0.1)
+    assert {to for to, _ in posts} == {FIRST, C, D} and not any(message.go for _, message in posts)  # type: ignore[union-attr]
+    assert one.attempt is None and "the data cannot be read" in one.reason
+    one.propose(plan, 1.0)
+    for peer in plan.peers:
+        one.answered(peer, StepAnswer(plan.window, True, "ready"), 1.1)
+    one.over(plan.window, began=False)
+    assert one.attempt is None, "the word was given: there is nothing to take back"
 
 
 def test_who_refuses_again_and_again_is_left_out_for_longer() -> None:

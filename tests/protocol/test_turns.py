@@ -89,7 +89,7 @@ def test_the_coordinator_plans_in_its_turn_only() -> None:
     stages = machine.participants(now, free=True)
     assert stages == [sorted([FIRST, SECOND]), sorted([C, D])]
     machine.propose(plan_of(stages), now)
-    assert machine.begins(SECOND, now) == [FIRST] and machine.leads(now)
+    assert machine.begins(SECOND, [SECOND], now) == [FIRST] and machine.leads(now)
     assert in_order(SWARM, [A, B]) == [FIRST, SECOND]
 
 

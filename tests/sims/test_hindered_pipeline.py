@@ -40,5 +40,7 @@ def test_the_steps_of_a_planner_that_cannot_read_the_data_are_planned_by_another
     steps, gaps = list[int](), list[float]()
     swarm = simulate(RECIPE, Counting(), signers(4), story, wanted={1: 0, 2: 1, 3: 1})
     assert not swarm.broken
-    assert steps[0] > 40, "where none was made before"
-    assert max(gaps) < 180.0
+    assert steps[0] > 80
+    longest = sorted(gaps, reverse=True)
+    assert longest[0] < 120.0, "a turn"
+    assert longest[1] < 15.0, "it tries again every minute, and nobody waits for it"
