@@ -14,9 +14,9 @@ from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.witness import Witness
 
 
-def add_what_logs_show(report: Report, witness: Witness, keys: Sequence[str]) -> None:
+def add_what_logs_show(report: Report, witness: Witness, keys: Sequence[str], *, lossy: bool = False) -> None:
     """To the violations of a simulation whose log `witness` has seen, unless there are some already: of a run that a judge has stopped logs are cut off.
-    `keys`: public keys in hex, by the peer's number.
+    `keys`: public keys in hex, by the peer's number; `lossy`: whether messages are lost all the time.
     """
     if report.violations:
         return
@@ -26,5 +26,6 @@ def add_what_logs_show(report: Report, witness: Witness, keys: Sequence[str]) ->
         ended=START_UNIX_S + report.seconds,
         peers=[PeerFacts(peer=key, name=f"peer {number}") for number, key in enumerate(keys)],
         timeline=timeline_of([(START_UNIX_S + fault.at, fault) for fault in report.faults], keys),
+        lossy=lossy,
     )
     report.violations += broken_in(Logs(events=witness.events, run=run))

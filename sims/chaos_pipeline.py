@@ -142,7 +142,7 @@ class _Run:
             crash = innermost(group)
             report.violations.append(f"invariant 8: a peer crashed: {type(crash).__name__}: {crash}")
         report.log_sha256 = self._trail.sha256
-        add_what_logs_show(report, self._witness, self._keys)
+        add_what_logs_show(report, self._witness, self._keys, lossy=scene.drop > 0.0)
 
     async def _story(self, swarm: PipelineSwarm) -> None:
         self._swarm = swarm

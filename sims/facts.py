@@ -127,6 +127,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Unix seconds."""
     peers: list[PeerFacts]
     timeline: list[Incident] = []
+    lossy: bool = False
+    """Whether control messages are lost all the time."""
     solo_loss: list[SoloPoint] = []
     """Of the best single worker trained alone, by step; empty when there was none."""
     ddp_bytes_per_peer: int = 0

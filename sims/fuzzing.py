@@ -97,7 +97,7 @@ def play(scenario: Scenario, *, keep: bool = False) -> tuple[AnyPlan, Report]:
     plan = dataclasses.replace(playable.plan, stop_when_broken=True)
     witness = Witness(playable.keys)
     report = simulate_any(plan, sink=witness, keep=keep)
-    add_what_logs_show(report, witness, playable.keys)
+    add_what_logs_show(report, witness, playable.keys, lossy=scenario.network.loss > 0.0)
     return plan, report
 
 

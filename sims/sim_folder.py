@@ -45,6 +45,7 @@ def run_facts(
         timeline=timeline_of(done, ids),
         violations=list(violations),
         expected=[Expectation(what=one["what"], got=str(one["got"]), met=one["met"]) for one in expected],
+        lossy=scenario.network.loss > 0.0,
         description=scenario.about,
         ledger=ledger,
     )

@@ -233,6 +233,22 @@ def test_parts_may_be_left_out_where_a_member_was_lost_or_lacked_them() -> None:
     assert violations(figures(elsewhere)), "somebody who was in no plan is nobody's reason"
 
 
+def test_parts_may_be_left_out_while_messages_are_lost_or_late() -> None:
+    logs = sound()
+    in_all("round.commit", 1, parts_left_out=1)(logs)
+
+    def broken(**run: Any) -> bool:
+        return any(one["which"] == 3 for one in figures(logs, **run)["invariants_broken"])
+
+    for what in ("drop", "delay"):
+        assert not broken(timeline=[Incident(time=22.0, what=what, until=24.0)])
+        assert broken(timeline=[Incident(time=2.0, what=what, until=4.0)])
+    cut, heal = (Incident(time=at, what=what, number=3) for at, what in ((2.0, "apart"), (22.0, "heal")))
+    assert not broken(timeline=[cut]) and not broken(timeline=[cut, heal])
+    early = Incident(time=4.0, what="heal", number=3)
+    assert broken(timeline=[cut, early]) and broken(timeline=[]) and not broken(lossy=True)
+
+
 def test_a_download_is_a_reason_for_another_version() -> None:
     logs = sound()
     remove(A, "round.commit", 1)(logs)

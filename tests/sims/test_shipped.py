@@ -51,7 +51,7 @@ def run(scenario: Scenario) -> Result:
     playable = make_playable(scenario, scenario.seed, make_schedule(scenario, scenario.seed, SHIPPED))
     witness = Witness(playable.keys)
     report = simulate_any(playable.plan, sink=witness)
-    add_what_logs_show(report, witness, playable.keys)
+    add_what_logs_show(report, witness, playable.keys, lossy=scenario.network.loss > 0.0)
     return summarise(scenario, report, bytes_factor=playable.bytes_factor)
 
 

@@ -62,7 +62,7 @@ peers = ["fast/2"]
 
 [expect]
 min_rounds = 3
-min_members = 40
+min_training_share = 1.0
 """
 
 
@@ -118,7 +118,7 @@ def test_the_report_tells_it(out: Path) -> None:
     assert [one["met"] for one in figures["expected"]] == [True, False]
     page = (out / "report.html").read_text()
     assert "<h2>Loss" not in page and "held-out loss" not in page, "nothing was learnt"
-    assert "Not what was expected." in page and "members &gt;= 40" in page
+    assert "Not what was expected." in page and "training_share &gt;= 1" in page
 
 
 def test_all_that_was_done_is_told() -> None:
