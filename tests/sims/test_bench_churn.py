@@ -104,7 +104,7 @@ def test_a_step_under_way_counts_until_now() -> None:
 
 
 def test_nobody_waits_for_anybody() -> None:
-    unequal = play(UNEQUAL, replace(SMALL, steps=65), 0)
+    unequal = play(UNEQUAL, replace(SMALL, steps=80), 0)
     assert 0.95 < min(unequal.utilisation) <= max(unequal.utilisation) < 1.001
     tokens = [count for count, _ in unequal.curve]
     assert tokens == sorted(set(tokens)) and len(tokens) == unequal.rounds >= 3

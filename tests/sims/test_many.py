@@ -25,7 +25,7 @@ def test_rounds_of_64_members_go_on_when_one_dies_in_the_middle() -> None:
         killed.append(VICTIM)
 
     starts = tuple(Start(at=0.0, peer=peer) for peer in range(MEMBERS))
-    schedule = Schedule(num_peers=MEMBERS, duration_s=30.0, faults=starts)
+    schedule = Schedule(num_peers=MEMBERS, duration_s=36.0, faults=starts)
     report = simulate(toy_plan(2, schedule, WIRE, calm_s=0.0), keep=True, meddler=kill_in_the_second_round)
     assert report.violations == [] and killed
     commits = [json.loads(line[line.index("{") :]) for line in report.events if " 0 round.commit " in line]
