@@ -51,7 +51,8 @@ def test_a_peer_of_open_routes_dies(moment: str, reset: bool) -> None:
         )  # fmt: skip
         assert len(outcome.losses) == 8 and outcome.lost == {2}
         seen = visits(outcome)
-        assert seen[1] == 8 and not seen[2] and seen[3] < seen[4]
+        # Before the end one had gone through it, forth and back: its part of that gradient is lost with it, as all that a peer has not brought into a round.
+        assert seen[1] + seen[2] == 8 and seen[2] <= (moment == "before the end") and seen[3] < seen[4]
 
 
 @pytest.mark.parametrize("told", [True, False])
