@@ -29,7 +29,7 @@ SECONDS = 300.0
 def shortened(*attacks: str) -> Scenario:
     found = load_scenario(SHIPPED / "attacker.toml")
     peers = tuple(c if not c.attacks else msgspec.structs.replace(c, attacks=attacks) for c in found.peers)
-    return msgspec.structs.replace(found, duration_s=SECONDS, peers=peers)
+    return msgspec.structs.replace(found, duration_s=SECONDS, calm_s=0.0, peers=peers)
 
 
 def attacked(*attacks: str, seconds: float = SECONDS) -> tuple[Report, Counter[str]]:

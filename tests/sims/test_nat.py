@@ -148,7 +148,7 @@ def test_a_peer_that_is_cut_off_from_the_relay_is_cut_off() -> None:
 def test_the_shipped_scenario_makes_rounds_over_relays() -> None:
     found = load_scenario(SHIPPED / "nat.toml")
     goes = msgspec.structs.replace(found.happenings[0], at=200.0)  # one of the two that carry, for two minutes
-    found = msgspec.structs.replace(found, duration_s=400.0, happenings=(goes,))
+    found = msgspec.structs.replace(found, duration_s=400.0, calm_s=0.0, happenings=(goes,))
     relayed = []
 
     async def watch(swarm: object) -> None:

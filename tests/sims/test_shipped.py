@@ -91,7 +91,7 @@ def test_what_it_is_about_happens_and_is_got_over(name: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*WHOLE, *further(*sorted(set(shipped()) - set(WHOLE)))])
 def test_the_whole_is_as_its_file_expects(name: str) -> None:
-    """None is cut: the longest take two minutes of a processor."""
+    """None is cut: the longest, `replaced` and `flash-crowd`, take a processor two minutes and a half."""
     result = run(load_scenario(SHIPPED / f"{name}.toml"))
     assert result["passed"], (result["violations"], result["expected"])
 
@@ -100,7 +100,7 @@ def test_the_whole_is_as_its_file_expects(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_of_a_smaller_crowd_all_are_members_soon_and_rounds_go_on() -> None:
-    """The whole takes a minute."""
+    """The whole takes two."""
     whole = load_scenario(SHIPPED / "flash-crowd.toml")
     old, crowd = whole.peers
     expect = structs.replace(whole.expect, min_members=34)
