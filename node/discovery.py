@@ -7,7 +7,7 @@ DHT is slow and may be empty (a swarm's first node, a partition), so nothing her
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import structlog
 
 from farflung.node.dht import key_digest
 from farflung.node.durable import write_atomically
-from farflung.node.jumps import AFTER_JUMP_S, Jumps
+from farflung.node.jumps import Jumps
 from farflung.node.network import Network, PeerId
 from farflung.node.peerbook import PeerBook
 from farflung.protocol.errors import ConfigError, NetworkError, Refused, RemoteError, WrongVersion
@@ -197,18 +197,14 @@ class Announcer:
         """Announce until cancelled. Raises ConfigError when another node has our key."""
         loop, jumps = asyncio.get_running_loop(), Jumps(self._network.unix_time)
         keep_alive_at = loop.time()
-        soon: Iterator[float] = iter(())
         while True:
             await self._look_for_a_second()
             await self._announce()
             if loop.time() >= keep_alive_at:
                 done = await self._keep_alive()
                 keep_alive_at = loop.time() + (KEEP_ALIVE_S if done else ANNOUNCE_S)
-            pause = next(soon, None)
-            if pause is not None:
+            if await jumps.pause(ANNOUNCE_S * self._chance.uniform(0.8, 1.0)):
                 keep_alive_at = loop.time()
-            if await jumps.pause(ANNOUNCE_S * self._chance.uniform(0.8, 1.0) if pause is None else pause):
-                soon, keep_alive_at = iter(AFTER_JUMP_S), loop.time()
 
     async def claim_name(self) -> None:
         """For the founder, before the first announcement: make sure that the name is free.
@@ -328,8 +324,7 @@ class Finder:
         while True:
             await self.look()
             self.save()
-            if await jumps.pause(next(looks, LOOK_S) * self._chance.uniform(0.5, 1.5)):
-                looks = iter(AFTER_JUMP_S)
+            await jumps.pause(next(looks, LOOK_S) * self._chance.uniform(0.5, 1.5))
 
     async def look(self) -> None:
         """One look-up; a DHT that does not answer is no error. Who speaks no version of ours is told of once, and left alone."""

@@ -10,7 +10,7 @@ other streams; end all our tasks; leave the DHT; detach from p2pd and end it.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +21,7 @@ from farflung.node.addresses import host_of, is_direct, reach, split_addresses, 
 from farflung.node.dht import Records
 from farflung.node.distance import Distances, FarLink, LateMail
 from farflung.node.identity import Identity, libp2p_text
-from farflung.node.jumps import AFTER_JUMP_S, Jumps
+from farflung.node.jumps import Jumps
 from farflung.node.libp2p import BULK_ROOM, CONTROL_ROOM, Libp2p
 from farflung.node.libp2p_stream import Libp2pStream
 from farflung.node.links import LIBP2P, MAX_PEERS, TLS, LinkBook
@@ -413,13 +413,11 @@ class Engine:
 
     async def _watch_addresses(self) -> None:
         jumps = Jumps(self.unix_time)
-        soon: Iterator[float] = iter(())
         while True:
-            again = next(soon, None)
-            if await jumps.pause(ADDRESSES_S if again is None else again):
-                soon = iter(AFTER_JUMP_S)
+            is_anew = await jumps.pause(ADDRESSES_S)
+            if jumps.jumped:
                 self._records.look_again()
-            elif again is not None:
+            elif is_anew:
                 self._records.ask_again()
             try:
                 await self._refresh_addresses()

@@ -192,7 +192,13 @@ def test_a_pause_ends_by_a_jump_either_way_and_not_by_a_correction() -> None:
         assert not await jumps.pause(0.0) and not await jumps.pause(7.0) and loop.time() == began + 67.0
         for jumped in (3600.0, 0.0, -7200.0):
             ahead[0] = jumped
-            assert await jumps.pause(60.0) and not await jumps.pause(1.0)
+            assert await jumps.pause(60.0) and jumps.jumped
+            began = loop.time()
+            for soon in AFTER_JUMP_S:
+                assert await jumps.pause(600.0) and not jumps.jumped
+                assert loop.time() == began + soon
+                began = loop.time()
+            assert not await jumps.pause(1.0) and not jumps.jumped
         loop.call_later(12.0, lambda: ahead.__setitem__(0, 0.0))
         began = loop.time()
         assert await jumps.pause(math.inf) and loop.time() <= began + 12.0 + LOOK_S

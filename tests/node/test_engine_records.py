@@ -297,7 +297,7 @@ def test_after_a_jump_of_the_clock_seeds_are_asked_again_and_again(monkeypatch: 
     ahead_s, asked, forgot = 0.0, 0, 0
     monkeypatch.setattr(Engine, "unix_time", lambda engine: time.time() + ahead_s)
     monkeypatch.setattr(jumps, "LOOK_S", 0.05)
-    monkeypatch.setattr(module, "AFTER_JUMP_S", (0.3, 0.3, 0.3))
+    monkeypatch.setattr(jumps, "AFTER_JUMP_S", (0.3, 0.3, 0.3))
     join_once, look_again = Records.join_once, Records.look_again
 
     async def counted(records: Records) -> bool:
