@@ -162,7 +162,12 @@ def bench_quality(
     interval: Annotated[
         int | None, typer.Option(min=2, help="H, in the place of that of every method with rounds.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each method, in the place of the tier's.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Seeds of what the goals compare, in the place of the tier's; other methods have half as many."
+        ),
+    ] = None,
     device: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="Train there; ci and nightly do on the CPU, gpu on CUDA.")
     ] = None,

@@ -39,7 +39,7 @@ def run_quality(
     names: str | None = None,  # of methods, separated by commas; None for all
     peers: int | None = None,  # M, in the place of the tier's
     interval: int | None = None,  # H, in the place of the methods' own
-    seeds: int | None = None,  # of each method, in the place of the tier's
+    seeds: int | None = None,  # of what the goals compare, in the place of the tier's; other methods have half as many
     device: str | None = None,  # cpu or cuda, in the place of the tier's
     jobs: int = 1,  # runs at a time, in processes of their own if more than one
     out: Path | None = None,  # where runs are kept

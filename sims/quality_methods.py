@@ -128,6 +128,9 @@ def _co2(name: str, *, penalty: float = 0.0) -> Method:
     return Method(name=name, inner="adamw", outer=Outer(timetable=_rounds(delay=30), rule=rule))
 
 
+JUDGED = ("streaming", "default", "thrifty")
+"""The rows that the goals compare."""
+
 METHODS: tuple[Method, ...] = (
     Method(name="data-parallel adamw", inner="adamw", whole_batch=True),
     Method(name="data-parallel muon", inner="muon", whole_batch=True),

@@ -8,6 +8,7 @@ with the same inner optimiser, and all differences taken seed by seed:
     recovered                (L_half - L) / (L_half - L_DP)        0: no better than alone; 1: as good as data-parallel
     dp_spread_percent        100 (max - min) / mean of L_DP over its seeds: a smaller gap says nothing
 
+The gaps and what was recovered are means over the seeds; `eval_losses` and `gaps_*` are those of each, from seed 0 on.
 DeMo, which has no inner optimiser of its own, is compared with AdamW.
 """
 
@@ -31,11 +32,15 @@ class Row:
     lr: float
     seeds: int
     eval_loss: float | None
+    eval_losses: tuple[float | None, ...]
     gap_percent_same_inner: float | None
+    gaps_same_inner: tuple[float | None, ...]
     gap_percent_adamw: float | None
+    gaps_adamw: tuple[float | None, ...]
     dp_spread_percent: float | None
     recovered: float | None
     bits_per_param_per_step: float
+    """Of the seeds that did not diverge; 0 where all did, or where nothing is sent."""
     bytes_ratio_vs_ddp_bf16: float | None
     peak_bits_per_step: float
     grid: Grid
@@ -59,7 +64,9 @@ def rows(tuned: Sequence[Tuned], tier: Tier) -> list[Row]:
 
 def _row(one: Tuned, whole: Mapping[Inner, Tuned], alone: Mapping[Inner, Tuned], tier: Tier) -> Row:
     method, inner = one.method, _compared(one.method)
-    bits = one.outcomes[0].bits_per_param_per_step
+    sent = [outcome for outcome in one.outcomes if outcome.eval_loss is not None]
+    bits = mean([outcome.bits_per_param_per_step for outcome in sent]) or 0.0
+    same_inner, to_adamw = _gaps(one, whole[inner]), _gaps(one, whole["adamw"])
     return Row(
         method=method.name,
         inner=method.inner,
@@ -68,13 +75,16 @@ def _row(one: Tuned, whole: Mapping[Inner, Tuned], alone: Mapping[Inner, Tuned],
         lr=best(one.grid),
         seeds=len(one.outcomes),
         eval_loss=mean(one.losses),
-        gap_percent_same_inner=_gap(one, whole[inner]),
-        gap_percent_adamw=_gap(one, whole["adamw"]),
+        eval_losses=tuple(one.losses),
+        gap_percent_same_inner=mean(same_inner),
+        gaps_same_inner=same_inner,
+        gap_percent_adamw=mean(to_adamw),
+        gaps_adamw=to_adamw,
         dp_spread_percent=_spread(whole[inner]),
         recovered=_recovered(one, whole[inner], alone.get(inner)),
         bits_per_param_per_step=bits,
         bytes_ratio_vs_ddp_bf16=ring_bits(tier.peers) / bits if bits else None,
-        peak_bits_per_step=one.outcomes[0].peak_bits_per_step,
+        peak_bits_per_step=mean([outcome.peak_bits_per_step for outcome in sent]) or 0.0,
         grid=one.grid,
         machines=tuple(sorted({outcome.machine for outcome in one.outcomes})),
     )
@@ -84,13 +94,9 @@ def _compared(method: Method) -> Inner:
     return "adamw" if method.inner == "gradient" else method.inner
 
 
-def _gap(one: Tuned, reference: Tuned) -> float | None:
-    return mean(
-        [
-            None if a is None or b is None else 100 * (a - b) / b
-            for a, b in zip(one.losses, reference.losses, strict=False)
-        ]
-    )
+def _gaps(one: Tuned, reference: Tuned) -> tuple[float | None, ...]:
+    pairs = zip(one.losses, reference.losses, strict=False)
+    return tuple(None if a is None or b is None else 100 * (a - b) / b for a, b in pairs)
 
 
 def _spread(reference: Tuned) -> float | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from farflung.sims.kept import Kept
-from farflung.sims.quality_methods import Method
+from farflung.sims.quality_methods import JUDGED, Method
 from farflung.sims.quality_resume import Keeper
 from farflung.sims.quality_tiers import Tier
 from farflung.sims.quality_train import Outcome, content_hash
@@ -78,8 +78,8 @@ Search = Generator[list[Run], Sequence[Outcome], Tuned]
 
 
 def tuning(method: Method, tier: Tier) -> Search:
-    """What each learning rate of the tier comes to with the first seed, then all seeds with the best of them. Data-parallel training, to which all are compared, is tried with all
-    seeds, and the best is that of their mean: what one seed likes best may be at the edge of what others bear. As long as the best is at an
+    """What each learning rate of the tier comes to with the first seed, then all seeds with the best of them. Data-parallel training, to which all are compared, is tried with more
+    than one seed, and the best is that of their mean: what one seed likes best may be at the edge of what others bear. As long as the best is at an
     edge, another one is tried beyond it, `EXTENSIONS` at most."""
     each = seeds_tried(method, tier)
 
@@ -133,7 +133,7 @@ def planned(methods: Sequence[Method], tier: Tier) -> int:
 
 def seeds_tried(method: Method, tier: Tier) -> int:
     """With so many each rate of the grid is tried."""
-    return num_seeds(method, tier) if method.whole_batch else 1
+    return max(_fewer(tier), 2) if method.whole_batch else 1
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -143,5 +143,11 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def num_seeds(method: Method, tier: Tier) -> int:
-    """Data-parallel training has a spread whatever the tier, for it stands next to every gap."""
-    return max(tier.seeds, 2) if method.whole_batch else tier.seeds
+    """With the best rate. All of a tier's for what its goals are told by, half as many for the others; two of data-parallel training whatever the tier, for its spread stands
+    next to every gap."""
+    seeds = tier.seeds if method.outer is None or method.name in JUDGED else _fewer(tier)
+    return max(seeds, 2) if method.whole_batch else seeds
+
+
+def _fewer(tier: Tier) -> int:
+    return -(-tier.seeds // 2)

@@ -22,7 +22,7 @@ from farflung.sims.quality_methods import METHODS, Method, Outer, by_names
 from farflung.sims.quality_page import _lines
 from farflung.sims.quality_plot import frontier
 from farflung.sims.quality_rows import Row, references, rows
-from farflung.sims.quality_runs import Run, Tuned, best, conduct, keeper_of, tuning
+from farflung.sims.quality_runs import Run, Tuned, best, conduct, keeper_of, mean, num_seeds, seeds_tried, tuning
 from farflung.sims.quality_tiers import CI, NIGHTLY, TIERS
 from farflung.sims.quality_train import Outcome, finished
 from farflung.sims.quality_words import _half, budget, checks, goals, settings
@@ -64,6 +64,19 @@ def test_rows_compare_with_the_right_inner_optimiser_seed_by_seed() -> None:
     assert row.gap_percent_same_inner == pytest.approx(20) and row.gap_percent_adamw == pytest.approx(-40)
     assert row.recovered == pytest.approx(0.8) and row.dp_spread_percent == pytest.approx(100 * 0.1 / 1.05)
     assert row.bytes_ratio_vs_ddp_bf16 == pytest.approx(1000) and row.H == 30 and row.peers == 2
+    assert (
+        row.eval_losses == (1.2,)
+        and row.gaps_same_inner == (pytest.approx(20),)
+        and row.gaps_adamw[0] == pytest.approx(-40)
+    )
+    twice = replace(tuned[-1], outcomes=(outcome(None), outcome(1.32, 0.064)))
+    row = rows([*tuned[:-1], twice], TOY)[-1]
+    assert row.eval_loss is None and row.gaps_same_inner == (None, pytest.approx(20)), (
+        "what the second seed came to is shown"
+    )
+    assert row.bytes_ratio_vs_ddp_bf16 == pytest.approx(500), (
+        "and its bytes: a run that diverged has sent nothing worth counting"
+    )
     broken = Tuned(method=ours, grid=GRID, outcomes=(outcome(None),))
     row = rows([*tuned[:-1], broken], TOY)[-1]
     assert row.eval_loss is row.gap_percent_adamw is row.recovered is row.bytes_ratio_vs_ddp_bf16 is None
@@ -74,6 +87,38 @@ def test_the_frontier_is_what_nothing_beats() -> None:
         (1.0, 0.0), (100.0, 3.0), (400.0, 9.0)
     ]  # fmt: skip
     assert frontier([]) == []
+
+
+def judged(
+    name: str,
+    gaps: tuple[float | None, ...],
+    *,
+    of_adamw: tuple[float | None, ...] = (),
+    ratio: float | None = None,
+    recovered: float | None = None,
+) -> Row:
+    """A row of a method that the goals compare, with these gaps by seed."""
+    tuned = Tuned(method=replace(ADAMW, name=name), grid=GRID, outcomes=(outcome(1.0, 32.0),))
+    return replace(
+        rows([tuned], TOY)[0],
+        gaps_same_inner=gaps,
+        gap_percent_same_inner=mean(gaps),
+        gaps_adamw=of_adamw,
+        bytes_ratio_vs_ddp_bf16=ratio,
+        recovered=recovered,
+    )
+
+
+def test_what_seeds_say_differently_is_neither_met_nor_missed() -> None:
+    """Also where their mean is on one side: Streaming's gap moves by more than what a bound leaves."""
+    streaming = judged("streaming", (5.4, 3.7))
+    met, missed, differ = ((2.6, 1.8), (2.8, 1.9), (1.7, 2.5))
+    for gaps, verdict in ((met, "met"), (missed, "missed"), (differ, "seeds differ")):
+        check = checks([streaming, judged("default", gaps, recovered=0.5)])[0]
+        assert check.verdict == verdict
+    assert "+2.10 %, bound +2.28 %; gap less bound by seed: -1.00, +0.65" in check.measured
+    half_run = checks([streaming, judged("default", (1.0, None), recovered=0.5)])[0]
+    assert half_run.met is None and "diverged" in half_run.measured
 
 
 @pytest.mark.parametrize(
@@ -87,15 +132,10 @@ def test_the_frontier_is_what_nothing_beats() -> None:
 def test_goals_are_judged_against_streaming_of_the_same_run(
     gap: float | None, of_adamw: float | None, ratio: float | None, met: list[bool | None]
 ) -> None:
-    def row(name: str, **values: float | None) -> Row:
-        tuned = Tuned(method=replace(ADAMW, name=name), grid=GRID, outcomes=(outcome(1.0, 32.0),))
-        return replace(rows([tuned], TOY)[0], **values)  # type: ignore[arg-type]
-
-    streaming = row("streaming", gap_percent_same_inner=4.5)
-    default = row("default", gap_percent_same_inner=gap, gap_percent_adamw=of_adamw, bytes_ratio_vs_ddp_bf16=ratio)
-    default = replace(default, recovered=0.4)
+    streaming = judged("streaming", (4.5,))
+    default = judged("default", (gap,), of_adamw=(of_adamw,), ratio=ratio, recovered=0.4)
     assert [check.met for check in checks([streaming, default])] == met
-    thrifty = row("thrifty", gap_percent_same_inner=4.5, bytes_ratio_vs_ddp_bf16=3999.0, recovered=0.1)
+    thrifty = judged("thrifty", (4.5,), ratio=3999.0, recovered=0.1)
     assert [check.met for check in checks([streaming, thrifty])] == [True, False]
     alone = replace(thrifty, recovered=-0.1)
     assert [check.met for check in checks([streaming, alone])] == [False, False], "no better than saying nothing"
@@ -142,6 +182,18 @@ def test_the_rate_is_chosen_on_its_own_part_and_the_grid_goes_on_at_an_edge(
     (tuned,) = conduct([tuning(ADAMW, TOY)], make, kept)
     assert best(tuned.grid) == lr and [one for one, _ in tuned.grid] == tried
     assert tuned.grid == tuple((one, losses[one]) for one in tried) and len(tuned.outcomes) == 2
+
+
+def test_what_the_goals_are_told_by_has_more_seeds() -> None:
+    """As many as the tier has; a method that is only shown half of them, and one of data-parallel training's rates two."""
+    tier = replace(CI, seeds=4)
+    many = {method.name: num_seeds(method, tier) for method in METHODS}
+    assert {name for name, seeds in many.items() if seeds == 4} == {
+        "data-parallel adamw", "data-parallel muon", "solo adamw", "solo muon", "streaming", "default", "thrifty"
+    }  # fmt: skip
+    assert set(many.values()) == {2, 4}
+    assert [num_seeds(method, replace(CI, seeds=1)) for method in METHODS[:3]] == [2, 2, 1]
+    assert [seeds_tried(method, tier) for method in METHODS[:3]] == [2, 2, 1]
 
 
 def test_the_best_of_no_grid_at_all_is_the_lowest() -> None:
@@ -328,7 +380,7 @@ def test_our_outer_rate_grows_with_the_peers() -> None:
 def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TIERS, "ci", replace(TOY, name="ci"))
     found = run_quality("ci", names="averaging", peers=4, interval=6, seeds=3, page=tmp_path)
-    assert found[-1].peers == 4 and found[-1].H == 6 and found[-1].seeds == 3
+    assert found[-1].peers == 4 and found[-1].H == 6 and found[-1].seeds == 2, "half as many, rounded up"
     page = (tmp_path / "quality.md").read_text()
     assert (
         "--tier ci --methods averaging --peers 4 --interval 6 --seeds 3 --page docs" in page
