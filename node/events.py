@@ -6,11 +6,15 @@ globally, so that several nodes live in one process under simulation. One event 
 a file opened for appending, so a killed node tears at most its last line; `read_events` forgives exactly
 that, and a restarted node cuts the torn line off before it appends.
 
+What the disk does not take, as a full one does, is no reason to stop training: subscribers hear it all the same, and that the file lacks it (`log.full`).
+Once there is room again the file says how many lines it lacks (`log.unwritten`), and goes on.
+
 Not thread-safe: `emit` belongs to the event loop's thread, as everything but torch does.
 """
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, closing, contextmanager
@@ -47,6 +51,10 @@ MAX_LOG_BYTES = 256 << 20
 """Of a log's file, and of the one before it: at a step a second each has more than a week."""
 
 
+TELL_AGAIN_S = 60.0
+"""Between two times that subscribers hear that the disk does not take the lines: some have come since."""
+
+
 class EventLog:
     """Appends the events of one node of one swarm to a file and hands them to subscribers."""
 
@@ -58,16 +66,15 @@ class EventLog:
         self._clock = clock
         self._subscribers: list[Subscriber] = []
         self._resources = ExitStack()
-        output: structlog.typing.WrappedLogger = structlog.ReturnLogger()
-        processors: list[structlog.typing.Processor] = [self._stamp, self._publish]
+        self._lines: _Lines | None = None
+        self._lacks: _Lacks | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(path)
-            output = structlog.WriteLogger(self._resources.enter_context(closing(_Lines(path))))  # type: ignore[arg-type]
-            processors.append(structlog.processors.JSONRenderer(serializer=rendered))
+            self._lines = self._resources.enter_context(closing(_Lines(path)))
         self._logger: _Logger = structlog.wrap_logger(
-            output,
-            processors=processors,
+            structlog.ReturnLogger(),
+            processors=[self._stamp, self._write, self._publish],
             wrapper_class=_Logger,
             context_class=dict,
             swarm=swarm,
@@ -84,8 +91,8 @@ class EventLog:
         self._logger = self._logger.try_unbind(*empty).bind(**given)
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Write one event. Fields are JSON-able; keys of the context may be given to override it for this
-        line.
+        """Write one event, unless the disk refuses it, and hand it to subscribers. Fields are JSON-able; keys of the context may be given to override
+        it for this line.
         """
         self._logger.write(event, **fields)
 
@@ -122,10 +129,45 @@ class EventLog:
     def _stamp(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return {"time": round(self._clock(), 3), "event": event.pop("event"), **event}
 
+    def _write(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Into the file, after what it lacks. What is said of the file itself subscribers hear before this event."""
+        if self._lines is None:
+            return event
+        heading = {key: event[key] for key in (*HEADING, "group") if key in event}
+        written = [dict(event)]
+        if self._lacks is not None:
+            lacks = {"count": self._lacks.count, "since": self._lacks.since}
+            written.insert(0, {**heading, "event": "log.unwritten", **lacks})
+        try:
+            self._lines.write("".join(f"{rendered(one)}\n" for one in written))
+        except OSError as error:
+            self._lacks = self._lacks or _Lacks(event["time"])
+            if event["time"] >= self._lacks.told_at + TELL_AGAIN_S:
+                self._lacks.told_at = event["time"]
+                told = {"reason": self._lines.refused(error), "count": self._lacks.count}
+                self._publish(logger, method, {**heading, "event": "log.full", **told})
+            self._lacks.count += 1
+        else:
+            self._lacks = None
+            for told in written[:-1]:
+                self._publish(logger, method, told)
+        return event
+
     def _publish(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         for subscriber in tuple(self._subscribers):  # a subscriber may unsubscribe while it is called
             subscriber(dict(event))
         return event
+
+
+@dataclass(slots=True)
+class _Lacks:
+    """What a file lacks at its end."""
+
+    since: float
+    """Unix seconds of the first."""
+    count: int = 0
+    """Lines."""
+    told_at: float = -math.inf
 
 
 class _Lines:
@@ -133,24 +175,39 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._torn = False
+        """The disk has refused a write, and may have taken some of it."""
         self._open()
 
     def _open(self) -> None:
-        self._file = self._path.open("a", buffering=1, encoding="utf-8", newline="\n")
+        # No buffer: it would keep what the disk has refused, and write it later, in the middle of something else.
+        self._file = self._path.open("ab", buffering=0)
         self._num_bytes = self._path.stat().st_size
 
     def write(self, text: str) -> None:
-        num_bytes = len(text.encode())
-        if self._num_bytes + num_bytes > MAX_LOG_BYTES:
-            full = self._file
-            self._path.replace(older_events(self._path))
-            self._open()
-            full.close()
-        self._file.write(text)
-        self._num_bytes += num_bytes
+        """All of it or nothing. Raises OSError where the disk does not take it."""
+        if self._torn:
+            self._file.truncate(self._num_bytes)
+            self._torn = False
+        data = memoryview(text.encode())
+        if self._num_bytes + len(data) > MAX_LOG_BYTES:
+            self._begin_anew()
+        self._torn, left = True, data
+        while left:  # a disk that becomes full takes the beginning, and refuses the rest
+            left = left[self._file.write(left) :]
+        self._torn = False
+        self._num_bytes += len(data)
 
-    def flush(self) -> None:
-        self._file.flush()
+    def _begin_anew(self) -> None:
+        full = self._file
+        if self._path.exists():  # else it was moved before, and the disk had no room for another one
+            self._path.replace(older_events(self._path))
+        self._open()
+        full.close()
+
+    def refused(self, error: OSError) -> str:
+        """What to say where the disk does not take a line."""
+        return f"{self._path} cannot be written ({error.strerror or error}), and what this node does is not in it: free space in {self._path.parent}"
 
     def close(self) -> None:
         self._file.close()

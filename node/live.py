@@ -136,6 +136,12 @@ def panel(status: NodeStatus) -> Panel:
         facts.add_row("copies", Text("; ".join(status.no_place), style="yellow"))
     if status.alarm:
         facts.add_row("alarm", Text(_alarm(status.alarm), style="bold red"))
+    if status.log_full:
+        facts.add_row(
+            "alarm", Text(f"{status.log_full} ({_lines(status.lines_unwritten)} lost so far)", style="bold red")
+        )
+    elif status.lines_unwritten:
+        facts.add_row("log", Text(f"lacks {_lines(status.lines_unwritten)}: the disk was full", style="yellow"))
     if status.lost:
         who = "other stages" if status.stage == 0 else "data nodes"
         facts.add_row("lost", Text(f"{status.lost}, or the {who} begin the stage anew", style="bold red"))
@@ -255,6 +261,13 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"{event['steps']} steps dropped: {event['reason']}"
         case "invariant.broken":
             said = f"INVARIANT {event['which']} BROKEN: {event['detail']}"
+        case "log.full":
+            said = f"ALARM: {event['reason']}; the node goes on" + (
+                f" ({_lines(event['count'])} lost so far)" if event["count"] else ""
+            )
+        case "log.unwritten":
+            since = time.strftime("%H:%M:%S", time.localtime(event["since"]))
+            said = f"the log can be written again, and lacks {_lines(event['count'])} since {since}"
         case "log.skipped":
             said = f"({event['count']} events not shown)"
         case _:
@@ -303,6 +316,10 @@ def _alarm(replicas: dict[str, int]) -> str:
     """Which stages could be lost, for people."""
     few = [f"stage {stage} has {'one peer only' if count else 'no peer'}" for stage, count in sorted(replicas.items())]
     return f"{' · '.join(few)}: invite another" if few else ""
+
+
+def _lines(count: int) -> str:
+    return "1 line" if count == 1 else f"{count:,} lines"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:

@@ -117,6 +117,10 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """By stage, the replicas of those that have fewer than two: with the last of them a stage is lost."""
     lost: str = ""
     """Why the chain of this node's stage can decide nothing, for long; empty while it can."""
+    log_full: str = ""
+    """Why the node's events cannot be written to its log, and what helps; empty while they can."""
+    lines_unwritten: int = 0
+    """Events that the log lacks for that, since the last time that it could be written."""
     last_step_s: float = 0.0
     """Of the pipeline's last step that went through this node."""
     coordinator: str = ""
@@ -154,6 +158,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         self.height = event.get("height", self.height)
         self.version = event.get("version", self.version)
         self.step = event.get("step", self.step)
+        self._apply_log(event)
         match event["event"]:
             case "node.start":
                 self.started, self.state, self.reason, self.lost = self.time, "joining", "", ""
@@ -239,6 +244,16 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.last_refused = f"{event['reason']} ({event['of'][:12] or 'nobody knows whose'})"
             case "state.sync":
                 self.synced_chunks, self.chunks = event["chunks_done"], event["chunks"]
+
+    def _apply_log(self, event: dict[str, Any]) -> None:
+        """Whether the log has this event."""
+        match event["event"]:
+            case "log.full":
+                self.log_full, self.lines_unwritten = event["reason"], event["count"]
+            case "log.unwritten":
+                self.log_full, self.lines_unwritten = "", event["count"]
+            case _ if self.log_full:
+                self.lines_unwritten += 1
 
     def _holds(self, stage: int, copy: HeldCopy | None) -> None:
         """This copy of a stage, or none any more."""

@@ -1,8 +1,10 @@
 """The event file: its lines, its torn last line, and its subscribers."""
 
 import asyncio
+import errno
 import json
 import re
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from farflung.node import events
 from farflung.node.events import Event, EventLog, LastLife, grown, kept_events, last_life, read_events
+from farflung.node.status import NodeStatus
 from farflung.protocol.errors import ConfigError
 
 
@@ -128,6 +131,77 @@ def test_how_the_last_node_ended_is_found_from_the_end(tmp_path: Path, monkeypat
     events.older_events(path).write_bytes(stop)
     path.write_bytes(b"")
     assert last_life(path) == LastLife(1, json.loads(stop))
+
+
+class FullDisk:
+    """A file of a disk with room for `room` bytes."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self.room = 1 << 30
+
+    def write(self, data: memoryview) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = self._file.write(data[: self.room])
+        self.room -= taken
+        return taken
+
+    def truncate(self, size: int) -> int:
+        return self._file.truncate(size)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def test_a_full_disk_loses_lines_and_says_how_many_once_there_is_room(tmp_path: Path) -> None:
+    now, heard, status, path = [12.3456], [], NodeStatus(swarm="s", peer="aa"), tmp_path / "events.jsonl"
+    log = EventLog(path, swarm="s", peer="aa", clock=lambda: now[0])
+    log.subscribe(heard.append)
+    log.subscribe(status.apply)
+    disk = log._lines._file = FullDisk(log._lines._file)
+    log.emit("one", number=0)
+    disk.room = 20  # the next line is torn
+    for number in (1, 2, 3):
+        log.emit("step.off", number=number)
+    assert [event["event"] for event in heard] == ["one", "log.full", "step.off", "step.off", "step.off"]
+    assert status.lines_unwritten == 3 and status.log_full == heard[1]["reason"]
+    assert heard[1]["reason"].endswith(f"free space in {tmp_path}") and "No space left" in heard[1]["reason"]
+    assert [event["event"] for event in read_events(path)] == ["one"], "a reader forgives the torn line"
+    now[0] += events.TELL_AGAIN_S
+    log.emit("one", number=3)
+    assert (heard[5]["event"], heard[5]["count"], heard[6]["event"]) == ("log.full", 3, "one")
+    disk.room = 1 << 30
+    log.emit("two", number=4)
+    log.emit("two", number=5)
+    assert [event["event"] for event in heard[7:]] == ["log.unwritten", "two", "two"]
+    assert not status.log_full and status.lines_unwritten == 4
+    written = list(read_events(path))
+    assert [event["event"] for event in written] == ["one", "log.unwritten", "two", "two"]
+    assert (written[1]["count"], written[1]["since"]) == (4, 12.346)
+    log.close()
+
+
+def test_a_log_whose_older_part_was_moved_goes_on_once_another_file_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_LOG_BYTES", 1000)
+    path, usual = tmp_path / "events.jsonl", Path.open
+
+    def refused(path: Path, mode: str = "r", **how: Any) -> Any:
+        if mode == "ab":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return usual(path, mode, **how)
+
+    with make_log(path) as log:
+        with monkeypatch.context() as full:
+            full.setattr(Path, "open", refused)
+            for number in range(15):
+                log.emit("one", number=number)
+        log.emit("one", number=15)
+    told = list(kept_events(path))
+    lost = next(event["count"] for event in told if event["event"] == "log.unwritten")
+    assert [event["number"] for event in told if "number" in event] == [*range(15 - lost), 15] and lost > 1
 
 
 def test_subscribers_hear_until_they_leave() -> None:

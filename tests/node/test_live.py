@@ -321,6 +321,22 @@ def test_a_stage_without_a_quorum_is_said_in_plain_words() -> None:
     assert not folded([*RUN, lost, RUN[0]]).lost  # in its next life
 
 
+def test_a_full_disk_is_an_alarm_until_the_log_says_what_it_lacks() -> None:
+    full = event(110.0, "log.full", count=0, reason="/s/events.jsonl cannot be written (full): free space in /s")
+    trained = event(111.0, "step", loss=3.0, tokens=1, tokens_per_s=1.0)
+    assert (line(full) or "").endswith(
+        "ALARM: /s/events.jsonl cannot be written (full): free space in /s; the node goes on"
+    )
+    assert "free space in /s (1 line lost so far)" in drawn(folded([*RUN, full, trained]))
+    later = full | {"time": 170.0, "count": 60}
+    assert (line(later) or "").endswith("the node goes on (60 lines lost so far)")
+    assert folded([later]).lines_unwritten == 60, "as who comes later hears"
+    again = event(112.0, "log.unwritten", count=2, since=110.0)
+    assert " the log can be written again, and lacks 2 lines since " in (line(again) or "")
+    over = drawn(folded([*RUN, full, trained, trained, again, trained]))
+    assert "alarm" not in over and "log lacks 2 lines: the disk was full" in over
+
+
 def test_the_loss_of_who_has_not_trained_yet_is_not_called_infinite() -> None:
     console = Console(file=io.StringIO(), width=110)
     for status, said in ((folded(RUN[:3]), "none yet"), (folded(RUN), "not finite")):
