@@ -23,12 +23,14 @@ from farflung.node.learner import Learner
 from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.means import MeanStore
 from farflung.node.residuals import Residuals
+from farflung.node.room import RETRY_S, Room
 from farflung.node.rounds import Traffic
 from farflung.node.storage import Held, Place, Storage
 from farflung.node.terms import Terms
 from farflung.node.trainer import Progress, Trainer
 from farflung.protocol.chain import Certified, Commit, RoundResult
 from farflung.protocol.effects import Repair
+from farflung.protocol.errors import DiskFull
 from farflung.protocol.keys import short
 from farflung.protocol.ledger import split
 from farflung.protocol.member import Member
@@ -38,6 +40,9 @@ from farflung.training.out_of_memory import let_go
 
 FETCH_ATTEMPTS = 4
 """Rounds of asking everybody for a mean before the whole state is downloaded instead."""
+
+CHECKPOINT_AGAIN_S = 60.0
+"""After one that the disk had no room for, and then with the next commit: it takes as long as one that is written."""
 
 Evaluate = Callable[[Extent], Awaitable[float | None]]
 """Held-out loss of the outer parameters, by so many samples; None where it cannot be told."""
@@ -106,6 +111,7 @@ class Applier:
         self._storage = storage
         self._log = log
         self._checkpoint_s = checkpoint_s
+        self._room = Room(log, "its checkpoints")
         self._evaluate_outer = evaluate
         self._budget = Budget(has_few=evaluates_few)
         self._all_evaluate_last = all_evaluate_last
@@ -212,7 +218,10 @@ class Applier:
         if on_disk is not None:  # a checkpoint is never ahead of the history, nor what is said of us
             await on_disk.wait()
         if downloaded:  # on disk before others count on us: who loses the state with the power still has a vote
-            await self._checkpoint()
+            while not await self._checkpoint():
+                if self._finishing:
+                    return
+                await asyncio.sleep(RETRY_S)
         await self._announce(commit, changed=self.version != before)
         if commit.round is None:
             self._log.emit("view.commit", view=[p.hex() for p in commit.view], reason=_view_change(commit))
@@ -418,15 +427,24 @@ class Applier:
         if asyncio.get_running_loop().time() >= due_at or self._finished():
             await self._checkpoint()
 
-    async def _checkpoint(self) -> None:
-        self._checkpoint_at, self._keeps_later = asyncio.get_running_loop().time(), False
-        await self.save_place()
+    async def _checkpoint(self) -> bool:
+        """Whether the disk has taken it. If not, the last one counts still, with the means since then, and it is due again soon."""
+        now = asyncio.get_running_loop().time()
+        try:
+            await self.save_place()
+        except DiskFull as error:
+            self._room.lacks(error)
+            self._checkpoint_at = now + min(CHECKPOINT_AGAIN_S, self._checkpoint_s) - self._checkpoint_s
+            return False
+        self._checkpoint_at, self._keeps_later = now, False
+        self._room.over()
+        return True
 
     def _finished(self) -> bool:
         return self._trainer.finished
 
     async def save_place(self) -> None:
-        """Checkpoint the learner and where it stands."""
+        """Checkpoint the learner and where it stands. Raises LocalError where the disk does not take it."""
         if self.version < 0:
             return
         # By the door through which means are written: the plans of all that are there are known by then.

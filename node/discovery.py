@@ -18,7 +18,7 @@ from farflung.node.durable import write_atomically
 from farflung.node.jumps import Jumps
 from farflung.node.network import Network, PeerId
 from farflung.node.peerbook import PeerBook
-from farflung.protocol.errors import ConfigError, NetworkError, Refused, RemoteError, WrongVersion
+from farflung.protocol.errors import ConfigError, DiskFull, NetworkError, Refused, RemoteError, WrongVersion
 from farflung.protocol.keys import Signer, short
 from farflung.protocol.limits import MAX_CLAIM_LIFE_S, MAX_RECORD_LIFE_S
 from farflung.protocol.manifest import Manifest, SignedManifest
@@ -266,13 +266,13 @@ class Announcer:
         name, swarm = self._manifest.name, self._signed.swarm
         if self._signer.peer_id == self._manifest.founder:
             placed = place_claim(self._signer, name, swarm, seq=self._next_seq(now), now=now, life_s=MAX_CLAIM_LIFE_S)
-            write_atomically(self._claim_file, placed.value)
+            self._keep_claim(placed.value)
             return placed
         subkey = self._manifest.founder.hex()
         try:
             for found in await find_claims(self._network, name):
                 if found.claim.founder == self._manifest.founder and found.claim.swarm == swarm:
-                    write_atomically(self._claim_file, found.placed.value)
+                    self._keep_claim(found.placed.value)
         except NetworkError as error:
             _log.info("no look-up of the claim", error=str(error))
         if not self._claim_file.exists():
@@ -284,6 +284,13 @@ class Announcer:
             _log.info("the claim on disk is of no use any more", error=str(error))
             return None
         return refreshed(Placed(key=name_key(name), subkey=subkey, value=value, expires_at=now), now)
+
+    def _keep_claim(self, value: bytes) -> None:
+        """For the next start, which can do without."""
+        try:
+            write_atomically(self._claim_file, value)
+        except DiskFull as error:
+            _log.warning("no room for the claim", error=str(error))
 
     async def _try(self, placed: Placed) -> bool:
         taken = await _put(self._network, placed)
@@ -361,7 +368,10 @@ class Finder:
         for peer, addresses, seen in self._heard():
             if peer != self._network.peer_id:
                 self._book.note(peer, addresses, seen)
-        self._book.save()
+        try:
+            self._book.save()
+        except DiskFull as error:  # the book of before is there
+            _log.warning("no room for the book of peers", error=str(error))
 
 
 async def _put(network: Network, placed: Placed) -> bool:

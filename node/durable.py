@@ -4,10 +4,11 @@ A file that is replaced takes two syncs, its own and its folder's, and each wait
 everybody, so it has a file of two `Slots`, which are written in turn and in place: one sync of data, three to five times as quick.
 
 What a crash does not do, as a flipped bit, is never taken for a write that was broken off: it is a LocalError, with the remedy that belongs to the file.
-So is what the disk refuses to take, as a full one does.
+So is what the disk refuses to take; of a full one a DiskFull.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import struct
@@ -16,7 +17,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from farflung.protocol.errors import LocalError
+from farflung.protocol.errors import DiskFull, LocalError
 
 UNFINISHED = ".new"
 """End of the name of a file until it is whole."""
@@ -30,7 +31,7 @@ _ENTRY_HEADER = struct.Struct(">III")
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around what writes a file, or files in a folder: raises LocalError with the path, which the system does not tell for a full disk."""
+    """Around what writes a file, or files in a folder: raises LocalError, of a full disk DiskFull, with the path, which the system does not tell for a full disk."""
     try:
         yield
     except OSError as error:
@@ -39,9 +40,14 @@ def writing(path: Path) -> Iterator[None]:
 
 def not_taken(path: Path | str, error: OSError) -> LocalError:
     """What to say when the disk refuses what is written to `path`."""
-    return LocalError(
-        f"{path} cannot be written ({error.strerror or error}): make room on its disk, or let this user write there; then start again"
-    )
+    said = f"{path} cannot be written ({error.strerror or error})"
+    reason = f"{said}: make room on its disk, or let this user write there; then start again"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = Path(path)
+        return DiskFull(
+            reason, remedy=f"{where.name} cannot be written ({error.strerror or error}): free space in {where.parent}"
+        )
+    return LocalError(reason)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

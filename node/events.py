@@ -207,7 +207,7 @@ class _Lines:
 
     def refused(self, error: OSError) -> str:
         """What to say where the disk does not take a line."""
-        return f"{self._path} cannot be written ({error.strerror or error}), and what this node does is not in it: free space in {self._path.parent}"
+        return f"{self._path.name} cannot be written ({error.strerror or error}), and what this node does is not in it: free space in {self._path.parent}"
 
     def close(self) -> None:
         self._file.close()

@@ -37,6 +37,10 @@ from farflung.protocol.errors import RemoteError
 from farflung.protocol.member import Member
 from farflung.protocol.messages import Message, Plan
 
+STALE_S = 30.0
+"""What is decided while the disk is waited for longer than this, as a full one may be for hours, is no news when it has been: others have counted us
+as gone, and ask again what they want to know."""
+
 
 class Executor:
     """See the module."""
@@ -66,16 +70,23 @@ class Executor:
         self._log = log
         self._refused = refused
         self._queue: asyncio.Queue[list[Effect]] = asyncio.Queue()
+        self._busy_since: float | None = None
+        """When what is being executed began."""
 
     def push(self, effects: list[Effect]) -> None:
-        """Execute these after everything before them."""
+        """Execute these after everything before them. What would be said after long waiting for the disk is not said at all."""
+        now = asyncio.get_running_loop().time()
+        if self._busy_since is not None and now >= self._busy_since + STALE_S:
+            effects = [effect for effect in effects if not isinstance(effect, Send)]
         self._queue.put_nowait(effects)
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Execute until cancelled; transfers are tasks of `group`."""
         while True:
             for effect in await self._queue.get():
+                self._busy_since = asyncio.get_running_loop().time()
                 await self._execute(effect, group)
+                self._busy_since = None
 
     async def _execute(self, effect: Effect, group: asyncio.TaskGroup) -> None:
         exchange = self._exchange

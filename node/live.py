@@ -105,7 +105,7 @@ def panel(status: NodeStatus) -> Panel:
     """The node as a bordered block: also what `farflung status` prints."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
+    facts.add_column(overflow="fold")  # a folder that is to be made room in is named whole
     unseen = bool(status.stage) and status.loss is None  # only data nodes see it
     if unseen:
         loss = f"seen by stage 0, this is stage {status.stage}"
@@ -136,6 +136,8 @@ def panel(status: NodeStatus) -> Panel:
         facts.add_row("copies", Text("; ".join(status.no_place), style="yellow"))
     if status.alarm:
         facts.add_row("alarm", Text(_alarm(status.alarm), style="bold red"))
+    for what, why in status.disk_full.items():
+        facts.add_row("alarm", Text(_full(what, why), style="bold red"))
     if status.log_full:
         facts.add_row(
             "alarm", Text(f"{status.log_full} ({_lines(status.lines_unwritten)} lost so far)", style="bold red")
@@ -261,6 +263,10 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"{event['steps']} steps dropped: {event['reason']}"
         case "invariant.broken":
             said = f"INVARIANT {event['which']} BROKEN: {event['detail']}"
+        case "disk.full" if event["reason"]:
+            said = f"ALARM: {_full(event['what'], event['reason'])}"
+        case "disk.full":
+            said = f"the disk takes {event['what']} again"
         case "log.full":
             said = f"ALARM: {event['reason']}; the node goes on" + (
                 f" ({_lines(event['count'])} lost so far)" if event["count"] else ""
@@ -316,6 +322,10 @@ def _alarm(replicas: dict[str, int]) -> str:
     """Which stages could be lost, for people."""
     few = [f"stage {stage} has {'one peer only' if count else 'no peer'}" for stage, count in sorted(replicas.items())]
     return f"{' · '.join(few)}: invite another" if few else ""
+
+
+def _full(what: str, why: str) -> str:
+    return f"{why}; {what} wait for that"
 
 
 def _lines(count: int) -> str:

@@ -21,6 +21,7 @@ from farflung.node.refusals import Refusals
 from farflung.node.rehearsal import Rehearsal
 from farflung.node.renewal import Overtaken
 from farflung.node.replica_peer import ReplicaPeer
+from farflung.node.room import patient
 from farflung.node.runner import free_the_last_life
 from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_self import OUTSIDE
@@ -165,7 +166,7 @@ class PeerMaking:
         return Facilities(
             network=self.engine,
             signer=self.signer,
-            doors=self.doors,
+            doors=patient(self.doors, self.log),
             storage=storage,
             log=self.log,
             facts=Facts(

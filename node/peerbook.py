@@ -84,7 +84,7 @@ class PeerBook:
         return [address for address in named if len(address) <= MAX_ADDRESS_CHARS]
 
     def save(self) -> None:
-        """Replace the file. Raises OSError."""
+        """Replace the file. Raises LocalError where the disk does not take it."""
         ranked = sorted(self._peers.items(), key=lambda item: (-item[1].seen, item[0]))[:MAX_PEERS]
         self._peers = dict(ranked)
         write_atomically(self._path, msgspec.json.format(msgspec.json.encode(_File(self._peers))))

@@ -117,6 +117,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     """By stage, the replicas of those that have fewer than two: with the last of them a stage is lost."""
     lost: str = ""
     """Why the chain of this node's stage can decide nothing, for long; empty while it can."""
+    disk_full: dict[str, str] = {}
+    """What of this node waits for room on the disk, and what helps."""
     log_full: str = ""
     """Why the node's events cannot be written to its log, and what helps; empty while they can."""
     lines_unwritten: int = 0
@@ -164,6 +166,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.started, self.state, self.reason, self.lost = self.time, "joining", "", ""
                 self.pid, self.device, self.agent = event["pid"], event["device"], event["agent"]
                 self.stage, self.copies, self.no_place, self.alarm = event.get("stage"), [], [], {}
+                self.disk_full = {}
                 self.round_step = self.step
             case "node.stop":
                 self.state, self.reason, self.next_sync_s = "stopped", event["reason"], None
@@ -199,6 +202,10 @@ class NodeStatus(msgspec.Struct, kw_only=True):
                 self.visits_lost += event["cut"] + len(event["lost"])
             case "stage.alarm":
                 self.alarm = event["replicas"]
+            case "disk.full":
+                self.disk_full = {what: why for what, why in self.disk_full.items() if what != event["what"]}
+                if event["reason"]:
+                    self.disk_full[event["what"]] = event["reason"]
             case "stage.lost":
                 self.lost = event["reason"]
             case "shadow":

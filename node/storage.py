@@ -27,7 +27,7 @@ from farflung.node.durable import UNFINISHED, Journal, Slots, sync_folder, write
 from farflung.node.learner import Learner, Saves
 from farflung.node.mean_files import MeanFiles
 from farflung.protocol.chain import Certified, Commit, check_certificate
-from farflung.protocol.errors import BadSignature, LocalError, Refused
+from farflung.protocol.errors import BadSignature, DiskFull, LocalError, Refused
 from farflung.protocol.keys import short
 from farflung.protocol.limits import MAX_CONTROL_BYTES
 from farflung.protocol.saved_vote import SavedVote
@@ -259,11 +259,15 @@ class FileStorage:
         slot = "a" if self._current() != "a" else "b"
         folder = self.folder / f"learner-{slot}"
         shutil.rmtree(folder, ignore_errors=True)
-        with writing(folder):
-            learner.save(folder)
-            if residuals:
-                write_state(folder / RESIDUALS, residuals, {})
-        write_atomically(folder / PLACE, msgspec.msgpack.encode(place))
+        try:
+            with writing(folder):
+                learner.save(folder)
+                if residuals:
+                    write_state(folder / RESIDUALS, residuals, {})
+            write_atomically(folder / PLACE, msgspec.msgpack.encode(place))
+        except DiskFull:
+            shutil.rmtree(folder, ignore_errors=True)  # votes, commits and means have its room
+            raise
         write_atomically(self.folder / CURRENT, slot.encode())
         for plan in drop:
             self._means.drop(plan)

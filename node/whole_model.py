@@ -13,19 +13,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
+import structlog
 from torch import Tensor
 
 from farflung.node.borrowing import Holders, borrow_moving
 from farflung.node.door import Doors
+from farflung.node.durable import writing
 from farflung.node.network import Network
 from farflung.node.paths import SwarmPaths
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe, stage_recipe
-from farflung.protocol.errors import RemoteError
+from farflung.protocol.errors import DiskFull, RemoteError
 from farflung.protocol.roll import Roll
 from farflung.training.checkpoint import read_state, write_state
 from farflung.training.errors import NotEnoughMemory
 from farflung.training.stage_replica import pass_through
+
+_log = structlog.get_logger(__name__)
 
 WAIT_S = 10.0
 """For the other stages to commit the round that ours has committed."""
@@ -90,10 +94,17 @@ class WholeModel:
         loss = await computed(self._learner.leave, outputs)
         if self._version() != version:
             return None  # a commit came in between, and the head may be of another version than the rest
-        await self._doors.side.run(self._keep, version, stages)
+        await self._doors.side.run(self._keep_model, version, stages)
         if lack is not None:
             raise NotEnoughMemory(lack)
         return loss
+
+    def _keep_model(self, version: int, stages: Mapping[int, Tensor]) -> None:
+        try:
+            self._keep(version, stages)
+        except DiskFull as error:
+            # An earlier one is there; the next evaluation tries again, and this one's loss is known.
+            _log.warning("no room for the whole model", error=str(error))
 
     async def _borrow(self, recipe: StageRecipe, version: int) -> Tensor | None:
         """The outer parameters of another stage at a version or later ones, or what it has if it is behind for longer."""
@@ -112,9 +123,10 @@ class WholeModel:
 
 
 def save_model(swarm: SwarmPaths, version: int, stages: Mapping[int, Tensor]) -> None:
-    """Keep the whole model for `farflung export`, in place of an earlier one. Raises OSError."""
+    """Keep the whole model for `farflung export`, in place of an earlier one. Raises LocalError where the disk does not take it."""
     tensors = {f"stage-{stage}": params for stage, params in stages.items()}
-    write_state(swarm.folder / "model", tensors, {"version": version})
+    with writing(folder := swarm.folder / "model"):
+        write_state(folder, tensors, {"version": version})
 
 
 def saved_model(swarm: SwarmPaths) -> tuple[int, dict[int, Tensor]] | None:

@@ -4,6 +4,7 @@ FarflungError
 ├── LocalError                 we, or our user, asked for something wrong
 │   ├── ConfigError            a flag, file or key is wrong; the message names the remedy
 │   │   └── Unclaimed          nobody who is meant claims a name; a claim may be on its way
+│   ├── DiskFull               the disk has no room for a file of ours, which stays as it was
 │   ├── IdentityError          the key file is missing, unreadable or not ours
 │   └── NameContested          a bare swarm name that more than one founder claims, or that nobody vouches for
 ├── RemoteError                a peer broke the protocol: `peer` says who; our state is unchanged
@@ -36,6 +37,14 @@ class ConfigError(LocalError):
 
 class Unclaimed(ConfigError):
     """Nobody who is meant claims a name, as far as is known: a claim may be on its way."""
+
+
+class DiskFull(LocalError):
+    """The disk has no room for a file of ours, which stays as it was. Who waits for room says `remedy` meanwhile."""
+
+    def __init__(self, reason: str, *, remedy: str) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 class IdentityError(LocalError):

@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -92,12 +93,17 @@ def _parts(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     yield part  # an empty one too, if there are no tensors: then a file says so
 
 
+_OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
+"""As Rust tells the system's number of an error."""
+
+
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """One file of them. Raises OSError."""
     try:
         safetensors.torch.save_file(tensors, path, metadata=metadata)
     except safetensors.SafetensorError as error:  # so it says what the system says of a full disk and the like
-        raise OSError(errno.EIO, str(error), str(path)) from error
+        number = _OS_ERROR.search(str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
 
 
 def _write_part(folder: Path, tensors: dict[str, Tensor]) -> tuple[Path, str]:

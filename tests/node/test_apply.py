@@ -9,6 +9,7 @@ from tests.node.applying import (
     Applying,
     change,
     expected,
+    founded,
     genesis,
     hold,
     plan_of,
@@ -17,7 +18,9 @@ from tests.node.applying import (
 )
 from tests.node.lab import Lab, Node, in_lab
 
+from farflung.node.apply import CHECKPOINT_AGAIN_S
 from farflung.node.trainer import Progress
+from farflung.protocol.errors import DiskFull
 from farflung.sims.toy import VirtualDoor
 
 # ---- where it begins ------------------------------------------------------------------------------------------
@@ -274,6 +277,72 @@ def test_a_checkpoint_when_due() -> None:
         assert (place.height, place.version) == (1, 1)
 
     in_lab(1, main)
+
+
+def test_a_checkpoint_that_the_disk_has_no_room_for_is_tried_again_and_the_node_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(lab: Lab) -> None:
+        one = Applying(lab, lab.nodes[0], checkpoint_s=0.0)
+        await one.start([genesis()])
+        history = [genesis()]
+
+        async def next_round() -> None:
+            history.append(round_after(history[-1].commit))
+            await hold(one.node, len(history) - 1)
+            await one.take(history[-1])
+
+        await next_round()
+        saved, tries = one.node.disk.load_place(), list[int]()
+
+        def full(*_: Any) -> None:
+            tries.append(one.applier.version)
+            raise DiskFull("no", remedy="/s/learner-a cannot be written: free space in /s")
+
+        one.applier._checkpoint_s = 300.0
+        one.applier._checkpoint_at -= 300.0
+        with monkeypatch.context() as patched:
+            patched.setattr(one.node.disk, "save_learner", full)
+            await next_round()
+            await next_round()
+            assert tries == [2], "not in every round"
+            await asyncio.sleep(CHECKPOINT_AGAIN_S)
+            await next_round()
+            assert tries == [2, 4]
+        assert one.digest == expected(4) and one.node.disk.load_place() == saved
+        assert [e["reason"] for e in one.named("disk.full")] == 2 * ["/s/learner-a cannot be written: free space in /s"]
+        assert {key for key in one.node.disk.means} >= {(plan_of(version), 0) for version in (2, 3, 4)}
+        await asyncio.sleep(CHECKPOINT_AGAIN_S)
+        await next_round()
+        assert one.node.disk.load_place() != saved and one.named("disk.full")[-1]["reason"] == ""
+
+    in_lab(1, main)
+
+
+def test_a_downloaded_state_is_said_to_be_here_once_the_disk_has_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(lab: Lab) -> None:
+        donor, late = Applying(lab, lab.nodes[0]), Applying(lab, lab.nodes[1])
+        history = await founded(donor)
+        for version in (1, 2):
+            history.append(round_after(history[-1].commit))
+            await hold(donor.node, version)
+            await donor.take(history[-1])
+        late.hears(donor)
+        usual = late.node.disk.save_learner
+
+        def full(*_: Any) -> None:
+            raise DiskFull("no", remedy="free space in /s")
+
+        late.node.disk.save_learner = full  # type: ignore[method-assign]
+        late.member.history.replace(None, history)
+        late.applier.push(history[-1])
+        await asyncio.sleep(60.0)
+        assert late.named("disk.full") and not late.said
+        late.node.disk.save_learner = usual  # type: ignore[method-assign]
+        await late.idle()
+        assert late.said[-1] == (history[-1].commit.height, 2, donor.digest)
+
+    in_lab(2, main)
 
 
 # ---- the end --------------------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 import pytest
 
+from farflung.node import discovery, peerbook
 from farflung.node.dht import key_digest
 from farflung.node.discovery import (
     ANNOUNCE_S,
@@ -28,6 +29,7 @@ from farflung.node.peerbook import PeerBook
 from farflung.protocol.errors import (
     BadSignature,
     ConfigError,
+    DiskFull,
     Malformed,
     NameContested,
     Refused,
@@ -254,6 +256,29 @@ def test_those_who_have_started_together_ask_the_dht_apart(tmp_path: Path) -> No
         assert all(0.8 * ANNOUNCE_S <= then - at <= ANNOUNCE_S for at, then in pairwise(first))
         assert all(abs(ours - theirs) > 0.01 for ours, theirs in zip(first[1:], second[1:], strict=False))
 
+    in_network(body)
+
+
+def test_a_full_disk_ends_neither_finder_nor_announcer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> NoReturn:
+        raise DiskFull("no room", remedy="free space in /s")
+
+    _, signed = founded(SIGNERS[0])
+    tell: dict[str, Any] = {
+        "met": lambda peers: None,
+        "refused": pytest.fail,
+        "heard": lambda: [(SIGNERS[1].peer_id, [ADDRESS], 1.0)],
+    }
+
+    async def body(networks: list[Network]) -> None:
+        book = PeerBook(tmp_path / "peers.json")
+        Finder(networks[0], signed.swarm, book, admits=lambda peer, token: True, **tell).save()
+        assert list(book.peers()) == [SIGNERS[1].peer_id]
+        assert await announcer(networks[0], SIGNERS[0], tmp_path / "claim", SIGNERS[0])._keep_alive()
+        assert await find_claims(networks[1], "alpha") and not (tmp_path / "claim").exists()
+
+    monkeypatch.setattr(peerbook, "write_atomically", full)
+    monkeypatch.setattr(discovery, "write_atomically", full)
     in_network(body)
 
 

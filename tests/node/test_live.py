@@ -321,6 +321,20 @@ def test_a_stage_without_a_quorum_is_said_in_plain_words() -> None:
     assert not folded([*RUN, lost, RUN[0]]).lost  # in its next life
 
 
+def test_what_waits_for_room_on_the_disk_is_an_alarm_until_there_is_some() -> None:
+    full = event(110.0, "disk.full", what="its checkpoints", reason="a cannot be written (full): free space in /s")
+    over = full | {"reason": ""}
+    said = "a cannot be written (full): free space in /s; its checkpoints wait for that"
+    assert (line(full) or "").endswith(f"ALARM: {said}") and f"alarm {said}" in drawn(folded([*RUN, full]))
+    assert (line(over) or "").endswith("the disk takes its checkpoints again")
+    other = full | {"what": "its votes and commits"}
+    assert list(folded([*RUN, full, other, over]).disk_full) == ["its votes and commits"]
+    folder = "/srv/" + "0123456789abcdef" * 20
+    far = drawn(folded([*RUN, full | {"reason": f"free space in {folder}"}]))
+    assert folder in far.replace(" ", ""), "whole, on several lines"
+    assert not folded([*RUN, full, RUN[0]]).disk_full, "in its next life"
+
+
 def test_a_full_disk_is_an_alarm_until_the_log_says_what_it_lacks() -> None:
     full = event(110.0, "log.full", count=0, reason="/s/events.jsonl cannot be written (full): free space in /s")
     trained = event(111.0, "step", loss=3.0, tokens=1, tokens_per_s=1.0)

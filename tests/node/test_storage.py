@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import safetensors
+import safetensors.torch
+import torch
 from tests.node.storing import (
     PLANS,
     VOTES,
@@ -27,10 +30,11 @@ from farflung.node import storage as storage_module
 from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.storage import FileStorage, Link, check_ours, newest_history
 from farflung.protocol.chain import RoundResult
-from farflung.protocol.errors import LocalError
+from farflung.protocol.errors import DiskFull, LocalError
 from farflung.protocol.messages import Accepted
 from farflung.protocol.saved_vote import SavedVote
 from farflung.protocol.settings import HISTORY
+from farflung.training.checkpoint import write_state
 
 # ---- the good case --------------------------------------------------------------------------------------------
 
@@ -284,16 +288,16 @@ def test_chunks_are_read_one_at_a_time(tmp_path: Path) -> None:
 # ---- a full disk ----------------------------------------------------------------------------------------------
 
 
-class FullDisk(ToyLearner):
+class Tensors(ToyLearner):
     def save(self, folder: Path) -> None:
-        raise OSError(errno.EIO, "I/O error: No space left on device", str(folder))
+        write_state(folder, {"outer": torch.zeros(4)}, {})
 
 
 WRITES: list[tuple[str, Callable[[FileStorage], None]]] = [
     ("vote", lambda storage: storage.save_vote(SavedVote(2, 0, None))),
     ("history.msgpack", lambda storage: storage.append_commit(None, certified(1))),
     ("chunks/1-2", lambda storage: storage.save_chunk(1, 2, b"chunk")),
-    ("learner-b", lambda storage: storage.save_learner(FullDisk(), {}, place(1), ())),  # type: ignore[arg-type]
+    ("learner-b", lambda storage: storage.save_learner(Tensors(), {}, place(1), ())),  # type: ignore[arg-type]
 ]
 
 
@@ -309,11 +313,19 @@ def test_a_full_disk_is_said_with_the_file(
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    def full_to_rust(*args: Any) -> None:
+        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
     with monkeypatch.context() as patched:
+        patched.setattr(safetensors.torch, "save_file", lambda *args, **more: full_to_rust())
         for owner, step in ((os, "fsync"), (os, "fdatasync"), (Path, "write_bytes")):
             patched.setattr(owner, step, full)
-        with pytest.raises(LocalError, match=rf"/{name} cannot be written .*No space left .* make room on its disk"):
+        with pytest.raises(
+            DiskFull, match=rf"/{name} cannot be written .*No space left .* make room on its disk"
+        ) as raised:
             write(storage)
+        assert raised.value.remedy.endswith(f": free space in {(tmp_path / name).parent}")
+    assert not (tmp_path / "learner-b").exists(), "votes, commits and means have its room"
     assert load(FileStorage(tmp_path)) == (0, place(0))
 
 

@@ -9,6 +9,7 @@ import torch
 
 from farflung.node import whole_model
 from farflung.node.whole_model import WholeModel
+from farflung.protocol.errors import DiskFull
 from farflung.training.errors import NotEnoughMemory
 
 
@@ -17,7 +18,7 @@ class Door:
         return work(*arguments)
 
 
-@pytest.mark.parametrize("lacking", [None, "enter", "pass", "leave"])
+@pytest.mark.parametrize("lacking", [None, "enter", "pass", "leave", "disk"])
 def test_without_room_the_model_is_kept_all_the_same(lacking: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[str] = []
 
@@ -37,6 +38,12 @@ def test_without_room_the_model_is_kept_all_the_same(lacking: str | None, monkey
     monkeypatch.setattr(whole_model, "pass_through", part("pass"))
     monkeypatch.setattr(WholeModel, "_borrow", borrow)
     kept: list[tuple[int, list[float]]] = []
+
+    def keep(version: int, stages: Any) -> None:
+        kept.append((version, [float(one[0]) for one in stages.values()]))
+        if lacking == "disk":
+            raise DiskFull("no room", remedy="free space in /s")
+
     made: Any = WholeModel(
         network=SimpleNamespace(),  # type: ignore[arg-type]
         roll=SimpleNamespace(stages=3),  # type: ignore[arg-type]
@@ -50,9 +57,9 @@ def test_without_room_the_model_is_kept_all_the_same(lacking: str | None, monkey
         doors=SimpleNamespace(learner=Door(), side=Door()),  # type: ignore[arg-type]
         refused=lambda *_, **__: None,
         version=lambda: 7,
-        keep=lambda version, stages: kept.append((version, [float(one[0]) for one in stages.values()])),
+        keep=keep,
     )
-    if lacking is None:
+    if lacking in (None, "disk"):
         assert asyncio.run(made.evaluate()) == 2.5 and computed == ["enter", "pass", "pass", "leave"]
     else:
         with pytest.raises(NotEnoughMemory, match=f"no room for {lacking}"):
