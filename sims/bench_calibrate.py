@@ -31,7 +31,7 @@ from farflung.sims.bench_workers import BenchError
 from farflung.sims.calibrate_loops import loops_told
 from farflung.sims.calibrate_ways import measure_ways
 from farflung.sims.churn import make_schedule
-from farflung.sims.costs import PASSES, PRICED, Costs, write_costs
+from farflung.sims.costs import PASSES, PRICED, STARTS, TIMED, Costs, write_costs
 from farflung.sims.facts import event_files, load_events
 from farflung.sims.local_node import CALLS
 from farflung.sims.local_run import found_locally, start_seconds, step_seconds
@@ -124,7 +124,18 @@ def calibrate(console: Console) -> tuple[Costs, dict[str, Any]]:
         shown.update(bar, description="eight nodes with a tiny model")
         told |= loops_told(eight_peers(), told)
     costs = costs_of(runs, told)
-    return costs, told | {"step_s": {run.preset: run.step_s for run in runs}, "step_tokens": STEP_TOKENS}
+    lacking = unpriced(runs)
+    for name, seen in lacking.items():
+        console.print(
+            f"NOT IN THE COSTS: {name or 'a call without a name'}: {seen}; add it to `sims/costs.py`",
+            style="yellow",
+            soft_wrap=True,
+        )
+    return costs, told | {
+        "unpriced": lacking,
+        "step_s": {run.preset: run.step_s for run in runs},
+        "step_tokens": STEP_TOKENS,
+    }
 
 
 # ---- two nodes -----------------------------------------------------------------------------------------------------
@@ -185,21 +196,28 @@ def _recipe(scenario: Scenario) -> Recipe:
 
 
 def read_calls(files: Iterable[Path]) -> dict[str, list[float]]:
-    """What metered nodes wrote, without calls of a node's start, and those whose times a scenario gives."""
+    """What metered nodes wrote, without calls of a node's start, and those whose times a scenario gives. Others are here whether `costs` knows them or not."""
     calls: dict[str, list[float]] = {}
     for file in sorted(files):
         for line in file.read_bytes().splitlines():
             name, seconds = msgspec.json.decode(line, type=tuple[str, float])
-            if name in PRICED:
+            if name not in STARTS | TIMED:
                 calls.setdefault(name, []).append(seconds)
     return calls
+
+
+def unpriced(runs: Sequence[Run]) -> dict[str, str]:
+    """Calls that nodes made and `costs` has no price for, as new ones, or old ones that were renamed: in virtual time each takes what any call does."""
+    names = {name for run in runs for name in run.calls} - PRICED
+    seen = {name: [seconds for run in runs for seconds in run.calls.get(name, ())] for name in sorted(names)}
+    return {name: f"{len(each)} calls, {median(each):.6f} s each" for name, each in seen.items()}
 
 
 def costs_of(runs: Sequence[Run], ways: Mapping[str, float]) -> Costs:
     """A line through two sizes for each call; through the origin for a pass that one size alone has made."""
     small, large = runs
     calls: dict[str, tuple[float, float]] = {}
-    for name in sorted({*small.calls, *large.calls}):
+    for name in sorted({*small.calls, *large.calls} & PRICED):
         seen = [(run.num_parameters / 1e6, median(run.calls[name])) for run in runs if name in run.calls]
         (first, first_s), (last, last_s) = seen[0], seen[-1]
         if len(seen) == 2:

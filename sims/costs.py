@@ -25,7 +25,7 @@ TIMED = frozenset({"train", "evaluate", "evaluate_few"})
 """Calls that take what a peer's `tokens_per_s` says."""
 
 PRICED = PASSES | {
-    *("_decode", "_difference", "_encoded", "_first_sequence", "_keep", "_save", "_taken", "_together", "_unfit"),
+    *("_decode", "_difference", "_encoded", "_first_sequence", "_keep_model", "_save", "_taken", "_together", "_unfit"),
     *("append_commit", "applied", "batch", "begin", "begin_with", "catch_up", "check", "digest_of", "discard_progress"),
     *("drop_means", "encode", "enter", "handed_over", "leave", "let_go", "load", "load_chunk", "load_chunks", "load_mean"),
     *("load_place", "load_residuals", "load_votes", "local_params", "misfit", "pass_through", "plan_step"),
@@ -33,6 +33,9 @@ PRICED = PASSES | {
     "with_ends",
 }  # fmt: skip
 """Calls of a node's replica or stage that may take a time of their own, by the name of the function."""
+
+STARTS = frozenset({"prepare", "learner", "_open_data"})
+"""Calls of a node's start, which `start_s` has."""
 
 MAX_S = 3600.0
 

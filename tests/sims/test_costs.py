@@ -1,5 +1,6 @@
 """Costs come from measurements as a line through two sizes, are written, read again, and change what a simulation takes."""
 
+import io
 import subprocess
 import sys
 import tempfile
@@ -9,9 +10,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from farflung.protocol.errors import ConfigError
-from farflung.sims import calibrate_ways
+from farflung.sims import bench_calibrate, calibrate_ways
 from farflung.sims.bench_calibrate import Run, costs_of, fast_peers, read_calls
 from farflung.sims.bench_workers import BenchError
 from farflung.sims.calibrate_loops import Rounds, _Clock, count_ways
@@ -141,9 +143,25 @@ def test_files_without_costs_are_refused(tmp_path: Path, text: str, said: str) -
 
 
 def test_what_metered_nodes_wrote_is_read_without_their_start(tmp_path: Path) -> None:
-    for number, lines in enumerate(('["decode",0.5]\n["train",9.0]\n', '["prepare",9.0]\n["decode",0.25]\n')):
+    for number, lines in enumerate(
+        ('["decode",0.5]\n["train",9.0]\n', '["prepare",9.0]\n["decode",0.25]\n["renamed",3.0]\n')
+    ):
         (tmp_path / f"{number}.jsonl").write_text(lines)
-    assert read_calls(tmp_path.glob("*.jsonl")) == {"decode": [0.5, 0.25]}
+    assert read_calls(tmp_path.glob("*.jsonl")) == {"decode": [0.5, 0.25], "renamed": [3.0]}
+
+
+def test_calls_that_the_costs_do_not_know_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were left out in silence: whoever renamed a call lost its cost."""
+    runs = iter([run("small", 1_000_000, decode=[0.1], renamed=[2.0, 4.0]), run("large", 11_000_000, renamed=[6.0])])
+    ways = {"message_s": 0.001, "write_s": 0.0002, "door_s": 0.0}
+    monkeypatch.setattr(bench_calibrate, "measure_ways", lambda: ways)
+    monkeypatch.setattr(bench_calibrate, "measure_nodes", lambda preset: next(runs))
+    monkeypatch.setattr(bench_calibrate, "loops_told", lambda *_: {"loop_times": 1.0})
+    console = Console(file=io.StringIO(), width=40)
+    costs, told = bench_calibrate.calibrate(console)
+    assert set(costs.calls) == {"decode"} and told["unpriced"] == {"renamed": "3 calls, 4.000000 s each"}
+    assert isinstance(console.file, io.StringIO)
+    assert "NOT IN THE COSTS: renamed: 3 calls, 4.000000 s each" in console.file.getvalue()
 
 
 def test_a_slow_start_and_slow_messages_are_late_in_a_simulation() -> None:
