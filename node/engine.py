@@ -135,6 +135,8 @@ class Engine:
         self._handlers: dict[str, StreamHandler] = {}
         self._serving = set[asyncio.Task[None]]()
         self._direct: dict[PeerId, list[tuple[str, int]]] = {}
+        self._named: dict[PeerId, list[str]] = {}
+        """Multiaddrs of our seeds that our user, an invitation or our disk has named."""
         self._multiaddrs: dict[PeerId, list[str]] = {}
         self._own_addresses: list[str] = []
         self._tls_port = 0
@@ -211,7 +213,8 @@ class Engine:
             self._libp2p.p2p, check_record, self._refused, self._libp2p.connect, self._scope.start
         )
         for peer, multiaddr in seeds:
-            self._multiaddrs.setdefault(peer, []).append(multiaddr)
+            self._named.setdefault(peer, []).append(multiaddr)
+            self._multiaddrs[peer] = self._named[peer]
             self._records.add_seed(peer)
         if seeds:
             await self._records.join_once()
@@ -231,11 +234,12 @@ class Engine:
         if peer == self.peer_id:
             return
         for known in (self._multiaddrs, self._direct):
-            if peer not in known and len(known) >= MAX_PEERS:
-                del known[next(iter(known))]  # the one learnt first; peers announce themselves again
+            learnt = (one for one in known if one not in self._named)
+            if peer not in known and len(known) >= MAX_PEERS and (first := next(learnt, None)) is not None:
+                del known[first]  # peers announce themselves again
         multiaddrs, direct = split_addresses(peer, addresses)
-        if multiaddrs and multiaddrs != self._multiaddrs.get(peer):
-            self._multiaddrs[peer] = multiaddrs
+        if multiaddrs:  # what a peer says of itself may be of no use from here, where what was named is: through a tunnel, or a port that is handed on
+            self._multiaddrs[peer] = list(dict.fromkeys([*self._named.get(peer, ()), *multiaddrs]))
         if multiaddrs:
             self._records.found(peer)
         if direct and direct != self._direct.get(peer):

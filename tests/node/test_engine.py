@@ -21,7 +21,7 @@ from tests.node.engine_lab import engines, introduce, read, run, until
 from farflung.node import engine as module
 from farflung.node import frames, p2pd
 from farflung.node.engine import Engine, EngineConfig
-from farflung.node.identity import Identity
+from farflung.node.identity import Identity, libp2p_text
 from farflung.node.network import Stream
 from farflung.node.pacing import CHUNK_S, Pacer
 from farflung.protocol import limits
@@ -56,6 +56,26 @@ def test_messages_between_three() -> None:
             with pytest.raises(ValueError):
                 a.send(b.peer_id, b"x" * (limits.MAX_CONTROL_BYTES + 1))
             assert b.joined and c.joined
+
+    run(main)
+
+
+def test_named_addresses_stay_beside_those_that_peers_tell_of_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were replaced: a peer that tells of addresses that do not lead to it from here was not reached again."""
+    monkeypatch.setattr(module, "MAX_PEERS", 3)
+
+    async def main() -> None:
+        async with engines(2) as (a, b):
+            (named,) = b._multiaddrs[a.peer_id]
+            for port in (1, 2):
+                b.add_addresses(a.peer_id, [f"/ip4/127.0.0.1/tcp/{port}", f"{named}/p2p/{libp2p_text(a.peer_id)}"])
+                assert b._multiaddrs[a.peer_id] == [named, f"/ip4/127.0.0.1/tcp/{port}"], "of the others the last told"
+            for number in range(1, 9):  # more than it remembers
+                b.add_addresses(bytes([number]) * 32, ["/ip4/127.0.0.1/tcp/1"])
+            assert b._multiaddrs[a.peer_id][0] == named and len(b._multiaddrs) == 3
+            box = mailbox(a)
+            b.send(a.peer_id, b"still here")
+            assert await box.get() == (b.peer_id, b"still here")
 
     run(main)
 
