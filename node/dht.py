@@ -37,6 +37,8 @@ RETRY_MAX_S = 60.0
 REJOIN_S = 600.0
 """How often seeds are asked again once we are in."""
 SEARCH_S = 30.0
+PUT_S = 45.0
+"""A search for the nodes that are to have it, the record's way to them, and to join again before, if need be."""
 CLOSE_S = 3.0
 
 _log = structlog.get_logger(__name__)
@@ -181,13 +183,17 @@ class Records:
             await self.join_once()
 
     async def put(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
-        """See `network.Network.put_record`. Raises ValueError for a record of ours above the limits."""
+        """See `network.Network.put_record`. Raises NetworkError, and ValueError for a record of ours above the limits."""
         if len(value) > limits.MAX_RECORD_BYTES or len(subkey) > limits.MAX_TEXT:
             raise ValueError(f"a record has at most {limits.MAX_RECORD_BYTES} bytes, not {len(value)}")
         if not expires_at > time.time():
             return False
-        await self._find_back()
-        return bool(await self._node.store(key, value, expires_at, subkey=subkey))
+        try:
+            async with asyncio.timeout(PUT_S):
+                await self._find_back()
+                return bool(await self._node.store(key, value, expires_at, subkey=subkey))
+        except TimeoutError:
+            raise NetworkError(f"no node took the record {key!r} within {PUT_S:.0f} s") from None
 
     async def get(self, key: str) -> dict[str, bytes]:
         """See `network.Network.get_records`."""

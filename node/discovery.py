@@ -293,7 +293,12 @@ class Announcer:
             _log.warning("no room for the claim", error=str(error))
 
     async def _try(self, placed: Placed) -> bool:
-        taken = await _put(self._network, placed)
+        """Whether a peer took it; if not, it is put again when it is due."""
+        try:
+            taken = await _put(self._network, placed)
+        except NetworkError as error:
+            _log.info("a record was not put", error=str(error))
+            return False
         if not taken:
             _log.info("no peer took a record", key=placed.key)
         return taken

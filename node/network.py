@@ -96,7 +96,7 @@ class Network(Protocol):
     async def put_record(self, key: str, subkey: str, value: bytes, expires_at: float) -> bool:
         """Store a record (at most limits.MAX_RECORD_BYTES) until `expires_at` (unix seconds); True when some node took it.
 
-        May take seconds when nodes are unreachable: never await it on a hot path.
+        May take seconds when nodes are unreachable: never await it on a hot path. Raises NetworkError when it takes too long; some may have it then.
         """
 
     async def get_records(self, key: str) -> Mapping[str, bytes]:

@@ -1,11 +1,13 @@
 """Joining the DHT through seeds of which most are gone; a node of nobody's, virtual time."""
 
 import asyncio
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from farflung.node.dht import REJOIN_S, RETRY_S, Records
+from farflung.node.dht import PUT_S, REJOIN_S, RETRY_S, Records
 from farflung.node.identity import from_libp2p_bytes
 from farflung.node.network import PeerId
 from farflung.node.seeds import SEEDS_AT_ONCE
@@ -54,6 +56,27 @@ class Lab:
         """Who was asked together, in the order of time."""
         times = dict.fromkeys(at for at, _ in self.asked)
         return [[peer for at, peer in self.asked if at == time] for time in times]
+
+
+def test_a_put_that_hangs_is_given_up() -> None:
+    """It held the announcements of its node for ever."""
+
+    async def main() -> None:
+        lab = Lab(set())
+
+        async def hangs(*_: object, **__: object) -> bool:
+            await asyncio.Event().wait()
+            return True
+
+        lab.store = hangs  # type: ignore[attr-defined]
+        lab.routing_table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])  # type: ignore[attr-defined]
+        began = asyncio.get_running_loop().time()
+        async with asyncio.timeout(1000.0):
+            with pytest.raises(NetworkError, match="no node took the record 'key' within 45 s"):
+                await lab.records.put("key", "sub", b"value", time.time() + 3600.0)
+        assert asyncio.get_running_loop().time() - began == PUT_S
+
+    clock.run(main())
 
 
 IN_BATCHES = [SEEDS[first : first + SEEDS_AT_ONCE] for first in range(0, len(SEEDS), SEEDS_AT_ONCE)]

@@ -32,6 +32,7 @@ from farflung.protocol.errors import (
     DiskFull,
     Malformed,
     NameContested,
+    NetworkError,
     Refused,
     RemoteError,
     Stale,
@@ -255,6 +256,29 @@ def test_those_who_have_started_together_ask_the_dht_apart(tmp_path: Path) -> No
         ]
         assert all(0.8 * ANNOUNCE_S <= then - at <= ANNOUNCE_S for at, then in pairwise(first))
         assert all(abs(ours - theirs) > 0.01 for ours, theirs in zip(first[1:], second[1:], strict=False))
+
+    in_network(body)
+
+
+def test_a_record_that_the_dht_does_not_take_in_time_is_put_again(tmp_path: Path) -> None:
+    _, signed = founded(SIGNERS[0])
+
+    async def body(networks: list[Network]) -> None:
+        usual = networks[0].put_record
+
+        async def too_late(*_: Any) -> bool:
+            raise NetworkError("no node took the record within 45 s")
+
+        networks[0].put_record = too_late  # type: ignore[method-assign]
+        with pytest.raises(NetworkError):
+            await publish_founding(networks[0], SIGNERS[0], "alpha", signed)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(announcer(networks[0], SIGNERS[0], tmp_path / "claim", SIGNERS[0]).run())
+            await asyncio.sleep(10.0)
+            networks[0].put_record = usual  # type: ignore[method-assign]
+            await asyncio.sleep(2 * ANNOUNCE_S)
+            assert await networks[1].get_records(peers_key(signed.swarm)) and await find_claims(networks[1], "alpha")
+            running.cancel()
 
     in_network(body)
 
