@@ -230,7 +230,10 @@ def _sections(options: CreateOptions) -> Sections:
             f"pipeline.{said[0]}: the model is not cut into stages; say into how many (--stages), or leave it out"
         )
     swarm = sections["swarm"]
-    swarm["name"] = options.name
+    if (said := swarm.setdefault("name", options.name)) != options.name:
+        raise ConfigError(
+            f"swarm.name = {said!r} in {options.config}, and the swarm that is founded is {options.name!r}: leave the line out, or give both the same name"
+        )
     swarm.setdefault("total_steps", DEFAULT_STEPS)
     fill_method(sections, options.method)
     return sections

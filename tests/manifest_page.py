@@ -62,7 +62,7 @@ FILLED = {
     "feedback.downlink": f'`"none"`; `"residual"` with codecs below {founding.FEEDBACK_BITS:g} bits',
     "feedback.after_rounds": f"with a residual the rounds of the first part of {founding.FEEDBACK_WAITS} of the run",
     "pipeline.layers": "by what the stages compute, head included",
-    "swarm.name": "the `NAME` of `create NAME`, which wins",
+    "swarm.name": "the `NAME` of `create NAME`; any other is an error",
     "swarm.batch_tokens": f"{founding.DEFAULT_BATCH} samples",
     "swarm.total_steps": f"`{founding.DEFAULT_STEPS}`",
     "swarm.inner_steps": f"`{founding.DEFAULT_INNER_STEPS}`, with stages `{PIPELINE_INNER_STEPS}`",

@@ -170,6 +170,10 @@ def recipe_parameters(manifest: Manifest) -> list[torch.Tensor]:
             {"config": Path("version.toml")},
             "swarm.protocol_versions: the swarm speaks protocol versions [99], we speak",
         ),
+        (
+            {"config": Path("name.toml")},
+            "swarm.name = 'beta' in name.toml, and the swarm that is founded is 'alpha': leave",
+        ),
         ({"config": Path("/nowhere.toml")}, "cannot read /nowhere.toml"),
     ],
 )
@@ -179,6 +183,7 @@ def test_create_refuses_in_one_line(
     monkeypatch.chdir(tmp_path)
     Path("preset.toml").write_text("[model]\npreset = 7\n")
     Path("version.toml").write_text("[swarm]\nprotocol_versions = [99]\n")
+    Path("name.toml").write_text('[swarm]\nname = "beta"\n')
     with pytest.raises(ConfigError) as caught:
         found(tmp_path, corpus, **flags)
     assert said in str(caught.value) and "\n" not in str(caught.value)
@@ -191,6 +196,12 @@ def test_a_path_to_data_is_kept_in_full(tmp_path: Path, corpus: Path, monkeypatc
     for name, typed in (("a", corpus.name), ("b", f"text:{corpus.name}"), ("c", f"text:{corpus}")):
         assert found(tmp_path, corpus, name=name, data=typed)[1].data.spec == f"text:{corpus}"
     assert founding.data_spec("shards:~/s") == f"shards:{Path.home() / 's'}"
+
+
+def test_a_file_may_name_the_swarm_as_the_command_does(tmp_path: Path, corpus: Path) -> None:
+    file = tmp_path / "named.toml"
+    file.write_text('[swarm]\nname = "beta"\ntotal_steps = 9\n')
+    assert found(tmp_path, corpus, name="beta", config=file)[1].name == "beta"
 
 
 def test_a_name_is_founded_once_on_a_machine(tmp_path: Path, corpus: Path) -> None:
