@@ -163,7 +163,7 @@ def panel(status: NodeStatus) -> Panel:
         facts.add_row("state", f"{status.synced_chunks:,} of {status.chunks:,} chunks received")
     facts.add_row(
         "network",
-        f"{status.peers} peers · up {size(status.sent_bytes)} · down {size(status.received_bytes)}",
+        f"{_others(status.peers)} · up {size(status.sent_bytes)} · down {size(status.received_bytes)}",
     )
     uptime = duration(status.time - status.started) if status.started else "not up yet"
     facts.add_row("node", f"{status.peer[:12]} · {status.device or 'unknown device'} · up for {uptime}")
@@ -285,13 +285,26 @@ def _pipeline(status: NodeStatus) -> str:
     """Which stage it serves, who is there, and how the last step went."""
     said = f"stage {status.stage}"
     if status.stage_peers:
-        said += f" of {len(status.stage_peers)} · {' + '.join(map(str, status.stage_peers))} peers"
+        said += f" of {len(status.stage_peers)} · {_staff(status.stage_peers)}"
     if status.coordinator:
         planner = "this node" if status.coordinator == status.peer else status.coordinator[:12]
         said += f" · last step took {status.last_step_s:.1f} s, planned by {planner}"
     if status.visits_lost:
         said += f" · {status.visits_lost:,} visits lost"
     return said
+
+
+def _staff(counts: list[int]) -> str:
+    """How many serve each stage; that nobody serves one is said in words."""
+    empty = [str(stage) for stage, count in enumerate(counts) if not count]
+    if not empty:
+        return f"{' + '.join(map(str, counts))} peers"
+    there = "no other peer than this one" if sum(counts) == 1 else f"{sum(counts)} peers"
+    return f"{there}: nobody serves stage{'s' * (len(empty) > 1)} {_listed(empty)}"
+
+
+def _listed(items: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))
 
 
 def _recovered(one: BegunAnew, me: str) -> str:
@@ -326,6 +339,10 @@ def _alarm(replicas: dict[str, int]) -> str:
 
 def _full(what: str, why: str) -> str:
     return f"{why}; {what} wait for that"
+
+
+def _others(count: int) -> str:
+    return "no other peer" if not count else f"{count:,} peer{'s' * (count > 1)}"
 
 
 def _lines(count: int) -> str:

@@ -218,6 +218,15 @@ def test_a_stage_of_a_pipeline_says_where_it_is_and_who_planned_its_last_step() 
     assert "loss seen by stage 0, this is stage 1" in text
     status.apply(step | {"cut": 1, "lost": [B, B], "coordinator": PEER})
     assert "last step took 4.2 s, planned by this node · 3 visits lost" in drawn(status)
+    for peers, said in (
+        ([0, 1], "stage 1 of 2 · no other peer than this one: nobody serves stage 0 ·"),
+        ([2, 0, 1], "stage 1 of 3 · 3 peers: nobody serves stage 1 ·"),
+        ([3, 0, 0, 0], "stage 1 of 4 · 3 peers: nobody serves stages 1, 2 and 3 ·"),
+    ):
+        assert said in drawn(folded([start, step | {"peers": peers}]))
+    for count, said in ((0, "no other peer"), (1, "1 peer"), (2, "2 peers")):
+        net = event(105.5, "net", step=22, sent_bytes=0, received_bytes=0, peers=count)
+        assert f"network {said} · up" in drawn(folded([net]))
     assert "pipeline" not in drawn(folded(RUN)), "where every node holds the whole model there is none"
 
 
