@@ -6,6 +6,7 @@ Nothing is configured at import: a command enters `engine_log` for as long as it
 
 import logging
 import logging.handlers
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,19 @@ MAX_BYTES = 2 << 20
 """Size at which the file becomes `engine.log.1`."""
 
 
+class _File(logging.handlers.RotatingFileHandler):
+    """What a full disk does not take is left out: events tell of that (`log.full`), and logging's own way is a traceback on the terminal for each line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 @contextmanager
 def engine_log(path: Path) -> Iterator[None]:
     """Send everything that is logged through `logging` and structlog's default logger to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.handlers.RotatingFileHandler(
-        path, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8", delay=True
-    )
+    handler = _File(path, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     root = logging.getLogger()
     before = root.level
