@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from farflung.node.events import EventLog
+from farflung.node.room import Room
 from farflung.node.stage_self import OUTSIDE, Self
 from farflung.protocol.accord import Word, enough
+from farflung.protocol.errors import DiskFull
 from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
 from farflung.protocol.stranded import Stranded
@@ -37,6 +39,7 @@ class LifeWatch:
         self._roll = roll
         self._log = log
         self._keep = keep
+        self._room = Room(log, "its notes of stages that were begun anew")
         self._known = dict(roll.renewed)
         self._owed = tuple(owed)
         self._stranded = Stranded(roll.heartbeat_s)
@@ -98,10 +101,15 @@ class LifeWatch:
         call = next((life for life in open_to_us if self._calls(life, now)), None)
         if not news and not over and call is None:
             return said != self._word
+        try:
+            self._keep()
+        except DiskFull as error:  # nothing follows from what a restart would forget: it is news until there is room
+            self._room.lacks(error)
+            return said != self._word
+        self._room.over()
         for life in news:
             self._tell(life)
         self._known, self._over = dict(self._roll.renewed), self._over or over
-        self._keep()
         if call is not None:
             self.called_to, self._owed = call.stage, ()
             me.go(call.stage, f"called to begin stage {call.stage} anew")

@@ -21,6 +21,7 @@ from farflung.node.imprints import serve_imprints
 from farflung.node.knocking import Knocking
 from farflung.node.life_watch import LifeWatch
 from farflung.node.network import Network, PeerId
+from farflung.node.room import Room
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_job import Done, Job, accept, as_message, leg_of
 from farflung.node.stage_learner import StageLearner
@@ -30,7 +31,7 @@ from farflung.node.stage_work import Report, StageWork
 from farflung.node.timing import TimedDoor
 from farflung.protocol.appointment import appoint
 from farflung.protocol.coordination import Coordinator, Post
-from farflung.protocol.errors import Refused, RemoteError
+from farflung.protocol.errors import DiskFull, Refused, RemoteError
 from farflung.protocol.keys import Signer, digest, short
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.lives import Life
@@ -88,6 +89,7 @@ class Pipeline:
         self._log = log
         self._refused = refused
         self._keep = keep
+        self._room = Room(log, "its appointments of founders")
         self.work = StageWork(
             network=network,
             post=mail.send,
@@ -337,7 +339,13 @@ class Pipeline:
         """Let the first who asks found the chain of a stage; it is on disk before anybody hears of it."""
         if stage not in self.roll.appointments:
             self.roll.appointments[stage] = appoint(self._signer, self.roll.swarm, stage, peer)
-            self._keep()
+            try:
+                self._keep()
+            except DiskFull as error:  # or another would be appointed after a restart; who asks, asks again
+                del self.roll.appointments[stage]
+                self._room.lacks(error)
+                return
+            self._room.over()
             self._log.emit("stage.founded", stage=stage, founder=peer.hex())
 
     def _on_plan(self, sender: PeerId, message: StepPlan, now: float) -> None:

@@ -1,5 +1,6 @@
 """What a peer does about calls that it knew before it was started."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -7,9 +8,14 @@ from tests.protocol.pipeline_says import A, B, C, of_three
 
 from farflung.node.events import EventLog
 from farflung.node.life_watch import LifeWatch
+from farflung.node.pipeline import Pipeline
+from farflung.node.room import Room
 from farflung.protocol.accord import Word
+from farflung.protocol.errors import DiskFull
+from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
+from farflung.sims import clock
 
 CALL = Life(2, 1, A)
 
@@ -53,6 +59,46 @@ def test_it_goes_where_it_was_called_when_too_few_stages_are_left(monkeypatch: p
     me, watch, _ = watching(monkeypatch, lost=(1, 2))
     assert watch.follow(1.0) and me.went == [2] and watch.called_to == 2
     assert not watch.follow(2.0) and me.went == [2]
+
+
+def test_nothing_follows_from_a_call_that_the_disk_has_no_room_for_until_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        me, watch, kept = watching(monkeypatch, lost=(1, 2))
+
+        def full() -> None:
+            raise DiskFull("no room", remedy="free space in /s")
+
+        usual, watch._keep = watch._keep, full
+        assert not watch.follow(1.0) and not watch.follow(2.0) and not me.went
+        watch._keep = usual
+        assert watch.follow(3.0) and me.went == [2] and kept == [1]
+
+    clock.run(main())
+
+
+def test_nobody_is_appointed_while_the_disk_has_no_room_for_it() -> None:
+    """Or another one would be after a restart."""
+
+    async def main() -> None:
+        log, told = EventLog(None, swarm="s", peer="aa"), list[str]()
+        log.subscribe(lambda event: told.append(event["event"]))
+        signer = Ed25519Signer(bytes(32))
+        roll = SimpleNamespace(appointments={}, swarm=bytes(32))
+
+        def keep() -> None:
+            if len(told) < 2:
+                raise DiskFull("no room", remedy="free space in /s")
+
+        lab: Any = SimpleNamespace(roll=roll, _signer=signer, _log=log, _keep=keep, _room=Room(log, "its appointments"))
+        Pipeline._appoint(lab, 1, A)
+        assert not roll.appointments and told == ["disk.full"]
+        told.append("somebody makes room")
+        Pipeline._appoint(lab, 1, A)
+        assert list(roll.appointments) == [1] and told[2:] == ["disk.full", "stage.founded"]
+
+    clock.run(main())
 
 
 @pytest.mark.parametrize(
