@@ -8,7 +8,8 @@ have measured them, from a guess at first, and the links over which it would com
 itself (`remains`): where the stage has only lost its quorum that is all of it, to the bit, and costs nothing. Other offers are shadows, here or at other
 peers, and the stages around: the mean of the two neighbours' outer parameters, weighted by the norms of their gradients, the nearest stages where
 neighbours are lost too, and at last new initial weights, which everybody can make. A neighbour that is lost too, but of which somebody has a copy, is
-waited for, where it is worth it: it will be there in a moment, and is nearer than the next one; but by no stage 0, whose chain names the lives of all others. Only stages of as many layers count, and of stage 0 only its layers.
+waited for, where it is worth it: it will be there in a moment, and is nearer than the next one; but by no stage 0, whose chain names the lives of all others.
+One that was itself made of others a moment ago, and has taken no step, makes no difference: a mean with it is on the same line between the same survivors. Only stages of as many layers count, and of stage 0 only its layers.
 Where the manifest says `pipeline.recovery = "checkfree"` or `"checkfree+"`, for comparison, the only offer is what that rule makes of the neighbours, or of a twin: no copy, no fit, no trial and no waiting. What a
 member of the earlier life has in memory is not lost, and goes on in both cases.
 Moments begin afresh with these, so the learning rate rises over the first steps (`recovery_rise`), and where the stage was made of others it is raised for a while (`recovery_checkfree`).

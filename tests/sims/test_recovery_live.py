@@ -4,11 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
+import torch
 from tests.sims.pipeline_story import lives, lose_one, members_of, replace_two, until, until_done
+from torch import Tensor
 
+from farflung.node import renewal
 from farflung.sims.pipeline_small import Counting, recipe, signers
 from farflung.sims.pipeline_swarm import START_UNIX_S, PipelineSwarm, simulate
 from farflung.sims.toy import MemoryStorage
+from farflung.training.recovery_rules import interpolated, weighted_mean
 
 
 async def lose_stage_1(swarm: PipelineSwarm, *, reset: bool = True) -> None:
@@ -260,6 +264,42 @@ def test_two_adjacent_stages_are_lost_together() -> None:
     assert swarm.rounds()[0] == 3
     made = swarm.happened("stage.made")
     assert [event["rung"] for event in made] == ["interpolation", "interpolation"]
+
+
+def test_of_two_adjacent_stages_the_later_one_is_as_if_both_were_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called a neighbour mean then, but the first one has taken no step, and is itself a line between the same two survivors."""
+    lines, means = list[dict[int, Tensor]](), list[Tensor]()
+
+    def drawn(survivors: dict[int, Tensor], stage: int) -> Tensor:
+        lines.append(survivors)
+        return interpolated(survivors, stage)
+
+    def averaged(before: Tensor, after: Tensor, *norms: float | None) -> Tensor:
+        means.append(weighted_mean(before, after, *norms))
+        return means[-1]
+
+    monkeypatch.setattr(renewal, "interpolated", drawn)
+    monkeypatch.setattr(renewal, "weighted_mean", averaged)
+    told = recipe(stages=4, total_steps=8, pipeline={"shadows": 0.0})
+    swarm = simulate(told, Counting(), signers(6), replace_two, seed=1)  # which calls for stage 2 a look later
+    assert not swarm.broken
+    assert [(event["stage"], event["rung"]) for event in swarm.happened("stage.made")] == [
+        (1, "interpolation"),
+        (2, "neighbour mean"),
+    ]
+    assert [set(survivors) for survivors in lines] == [{0, 3}] and len(means) == 1
+    torch.testing.assert_close(means[0], interpolated(lines[0], 2))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_two_adjacent_stages_come_back_from_their_copies_whoever_is_called_first(seed: int) -> None:
+    """The later one as well, though its neighbour is there by then."""
+    swarm = simulate(recipe(stages=4, total_steps=8), Counting(), signers(6), replace_two, seed=seed)
+    assert not swarm.broken
+    assert sorted((event["stage"], event["rung"]) for event in swarm.happened("stage.made")) == [
+        (1, "shadow"),
+        (2, "shadow"),
+    ]
 
 
 def test_what_a_minority_does_not_hear_is_not_lost() -> None:
