@@ -12,7 +12,7 @@ counts twice. The price is memory: a gradient of the stage, 4 bytes a parameter,
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
 import torch
@@ -27,6 +27,7 @@ from farflung.node.imprints import Imprint, Imprints
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.parcel_rate import ParcelRate
 from farflung.node.pipeline_step import Step
+from farflung.node.device_room import with_room
 from farflung.node.sealed_mail import Post
 from farflung.node.stage_step import Listener, OpenStep, Service, check_shape, opened, sum_up
 from farflung.node.tether import SETTLE
@@ -38,7 +39,7 @@ from farflung.protocol.route import preceding
 from farflung.protocol.visit import Work
 from farflung.training.errors import NoRoom, Overflow
 from farflung.training.out_of_memory import let_go, no_room
-from farflung.training.pipeline_boundary import TARGET_BYTES, Boundary, encode_targets
+from farflung.training.pipeline_boundary import TARGET_BYTES, encode_targets
 from farflung.training.pipeline_plan import BadPlan, Kind, Op
 from farflung.training.pipeline_worker import Accumulated, Batch, Worker
 
@@ -177,7 +178,7 @@ class StageServer:
             self._do(open_, open_.desk.on_again(order, self._now()))
             return
         tokens, _ = open_.batches[order.microbatch] = batch
-        open_.inputs[order.microbatch, 0] = (tokens, self._travelling(open_, batch))
+        open_.inputs[order.microbatch, 0] = (tokens, open_.travelling(batch))
         header = ParcelHeader(
             window=order.window,
             microbatch=order.microbatch,
@@ -418,8 +419,8 @@ class StageServer:
 
     async def _serve_parcel(self, stream: Stream, header: ParcelHeader) -> None:
         open_ = await self._await_step(header.window, stream.peer)
-        targets_nbytes = TARGET_BYTES * header.batch * header.length if self._carries_targets(open_, header) else 0
-        most = self._boundary(header).max_nbytes(open_.step.most_tokens) + TARGET_BYTES * open_.step.most_tokens
+        targets_nbytes = TARGET_BYTES * header.batch * header.length if open_.carries_targets(header) else 0
+        most = self._service.boundary(header).max_nbytes(open_.step.most_tokens) + TARGET_BYTES * open_.step.most_tokens
         open_.step.check(header, stream.peer, open_.me, most)
         if header.length > self._service.seq_len or header.nbytes < targets_nbytes:
             raise Refused(f"{header.nbytes} bytes for sequences of {header.length} tokens", peer=stream.peer)
@@ -440,13 +441,19 @@ class StageServer:
     async def _take(
         self, open_: OpenStep, header: ParcelHeader, payload: Payload, targets: bytes, sender: PeerId
     ) -> Answer:
+        def opening() -> Awaitable[tuple[Tensor, Tensor | None]]:
+            return self._side.run(opened, self._service, header, payload, targets)
+
         try:
-            x, its_targets = await self._side.run(opened, self._service, header, payload, targets)
-        except NoRoom as error:
-            self._lacks(error)
-            return Answer.BUSY
+            found = await with_room(opening, lambda: self._learner.run(let_go), self._lacks)
         except CodecError as error:
             raise Malformed(f"microbatch {header.microbatch}, hop {header.hop}: {error}", peer=sender) from error
+        if found is None:
+            if header.asks or not 0 < header.hop < len(header.route):
+                return Answer.BUSY  # its sender has others to go to; or nobody has, and it has to wait
+            self._do(open_, open_.desk.cannot(header))
+            return Answer.UNWANTED
+        x, its_targets = found
         answer, effects = open_.desk.take(header, self._now())
         key = (header.microbatch, header.hop)
         if answer is Answer.TAKEN and open_.desk.keeps(*key, backward=header.backward):
@@ -486,15 +493,6 @@ class StageServer:
             await asyncio.sleep(self._service.lease_s / 4)
             for open_ in list(self._open.values()):
                 self._do(open_, open_.desk.expire(self._now()))
-
-    def _boundary(self, header: ParcelHeader) -> Boundary:
-        return self._service.backward if header.backward else self._service.forward
-
-    def _carries_targets(self, open_: OpenStep, header: ParcelHeader) -> bool:
-        return not header.backward and not open_.step.plan.loss_at_home
-
-    def _travelling(self, open_: OpenStep, batch: Batch) -> Tensor | None:
-        return None if open_.step.plan.loss_at_home else batch[1]
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -43,6 +43,10 @@ class Service:
     lease_s: float = 600.0
     """How long something is kept for which nobody asks."""
 
+    def boundary(self, header: ParcelHeader) -> Boundary:
+        """By which the tensors of a parcel are coded."""
+        return self.backward if header.backward else self.forward
+
 
 @dataclass(slots=True)
 class OpenStep:
@@ -125,6 +129,14 @@ class OpenStep:
             for key in gone:
                 del tensors[key]
 
+    def carries_targets(self, header: ParcelHeader) -> bool:
+        """Whether a parcel has them behind its activations."""
+        return not header.backward and not self.step.plan.loss_at_home
+
+    def travelling(self, batch: Batch) -> Tensor | None:
+        """The targets of one of our own microbatches, where they travel with it."""
+        return None if self.step.plan.loss_at_home else batch[1]
+
     @property
     def counting(self) -> list[int]:
         """The data nodes whose microbatches count here, of a step that is settled."""
@@ -153,9 +165,8 @@ def opened(
 ) -> tuple[Tensor, Tensor | None]:  # on the stage's device; targets [B, T], where they travel with it
     """The tensors of a parcel. Raises CodecError and NoRoom."""
     batch, length = header.batch, header.length
-    boundary = service.backward if header.backward else service.forward
     with no_room(f"the activations of {batch} sequences", service.device):
-        x = boundary.decode(payload, batch, length, device=service.device)
+        x = service.boundary(header).decode(payload, batch, length, device=service.device)
     return x, decode_targets(targets, batch, length, service.vocab_size) if targets else None
 
 

@@ -9,7 +9,8 @@ it has heard nothing (the digest's 5.3 and 5.4):
 - a visit is counted once. After that its answer to everything is the gradient that it has kept, sent back the way that the
   forward came, which only the data node can change;
 - a gradient is taken only for the input that it belongs to: where a hop was left out before, the input is another one;
-- what was given up under a version of the route is refused until a later version brings it back.
+- what was given up under a version of the route is refused until a later version brings it back; so is what there was no room for
+  here, which the data node hears at once.
 
 Kept are the input until the backward, and the gradient of the input until the microbatch has landed, both under a lease that
 every request renews; outputs are computed again from the input. Forwards are refused as busy when too many wait. A leg that the
@@ -225,6 +226,19 @@ class Desk:
         self._given_up[key] = visit.version
         return [Forget(*key), self._say(key, visit, Said.MISSING, backward=work.backward)]
 
+    def cannot(self, parcel: ParcelHeader) -> list[Effect]:
+        """There is no room for the tensors of a parcel: somebody else does its visit, unless what it needs is here already or it counts."""
+        if self.answer(parcel) is not Answer.TAKEN:
+            return []
+        key = (parcel.microbatch, parcel.hop)
+        visit = self._visits.get(key)
+        if visit is not None and self._is_counted(key, visit):
+            return self._send_back(key, visit)
+        if visit is not None and same_input(visit.route, parcel.route, parcel.hop):
+            if visit.has_gradient if parcel.backward else visit.has_input:
+                return [self._say(key, visit, Said.HOLDING, backward=parcel.backward)]
+        return self._give_up(key, parcel.version, parcel.route, backward=parcel.backward)
+
     def passed(self, send: Send) -> list[Effect]:
         """The next hop's peer has taken it."""
         self._unreachable.discard(send.peer)
@@ -298,18 +312,7 @@ class Desk:
             return [self._say(key, visit, Said.HOLDING, backward=True), *self._send_back(key, visit)]
         if visit is not None and not order.backward and visit.has_input and (visit.sending or visit.passed):
             return [self._say(key, visit, Said.HOLDING if visit.sending else Said.PASSED, backward=False)]
-        together = [key]
-        if not self._loss_at_home and order.hop == live_hops(order.route)[-1]:
-            together.append((order.microbatch, len(order.route)))  # the loss goes where the last hop goes
-        for one in together:
-            done = self._visits.get(one)
-            if done is not None and (self._is_counted(one, done) or self._is_counting(one, done)):
-                return [self._say(one, done, Said.HOLDING, backward=one == key)]
-        for one in together:
-            self._visits.pop(one, None)
-            self._given_up[one] = max(order.version, self._given_up.get(one, -1))
-        passage = Passage(self._window, *key, False, Said.GAVE_UP, order.version, order.route, math.nan)
-        return [*(Forget(*one) for one in together), Report(order.route[0].peer, passage)]
+        return self._give_up(key, order.version, order.route, backward=False)
 
     def on_landed(self, microbatches: Iterable[int]) -> list[Effect]:
         """Over, or void: what is kept for them goes; what was counted stays counted."""
@@ -329,6 +332,21 @@ class Desk:
         return min((visit.lease_until for visit in self._visits.values()), default=None)
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _give_up(self, key: tuple[int, int], version: int, route: Route, *, backward: bool) -> list[Effect]:
+        """Unless it counts, or is about to."""
+        together = [key]
+        if not self._loss_at_home and key[1] == live_hops(route)[-1]:
+            together.append((key[0], len(route)))  # the loss goes where the last hop goes
+        for one in together:
+            done = self._visits.get(one)
+            if done is not None and (self._is_counted(one, done) or self._is_counting(one, done)):
+                return [self._say(one, done, Said.HOLDING, backward=one == key)]
+        for one in together:
+            self._visits.pop(one, None)
+            self._given_up[one] = max(version, self._given_up.get(one, -1))
+        passage = Passage(self._window, *key, backward, Said.GAVE_UP, version, route, math.nan)
+        return [*(Forget(*one) for one in together), Report(route[0].peer, passage)]
 
     def _waiting(self) -> int:
         return sum(visit.forward is Phase.READY for visit in self._visits.values())

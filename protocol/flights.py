@@ -19,6 +19,8 @@ what follows (the digest's table, 5.4):
     lost before its backward   the same, only to be kept, and the next peer after it sends its gradient again: the replacement
                                computes forward and backward. Hops in between that are lost too are done again in the same way
     lost after its backward    what it had accumulated is lost with it: fewer visits of that stage, which keeps their mean unbiased
+    no room for what it is     it says so, and another peer gets the hop at once
+    sent
     nobody can do the hop      the flight is cut short: what was counted stays
 
 Time and all news are arguments; effects say what to send to whom.
@@ -330,8 +332,14 @@ class Flights:
         return [Tell(peer, order)]
 
     def _gave_up(self, flight: Flight, peer: int, passage: Passage, now: float) -> list[Effect]:
-        if not flight.asked or (passage.hop, peer, passage.version) != (flight.hop, flight.holder, flight.version):
+        """As it was asked to; or because it has no room for what came to it, whose sender is done then."""
+        if passage.version != flight.version or passage.hop == len(flight.route) or flight.peer(passage.hop) != peer:
             return []
+        if peer == self._home:  # nobody else can
+            return []
+        at = flight.position(passage.hop, backward=passage.backward)
+        if at > flight.at:
+            flight.advance(at, now)
         flight.refused.add((passage.hop, peer))
         return self._restore(flight, now)
 

@@ -12,9 +12,11 @@ import pytest
 import torch
 from tests.node.stage_lab import LAYERS, NOTHING, StageLab, expected, in_stages, names, step_of, two_columns, whole
 
-from farflung.node import framing, stage_step
+from farflung.node import framing, stage_server, stage_step
 from farflung.node.courier import ACTIVATION, GRADIENT, Courier, Parcel
 from farflung.node.pipeline_step import Step
+from farflung.node.device_room import LOOK_S, ROOM_S
+from farflung.node.stage_server import StageServer
 from farflung.node.stage_step import OpenStep
 from farflung.protocol.desk import Answer
 from farflung.protocol.errors import NetworkError, Refused
@@ -129,19 +131,54 @@ def test_a_full_device_is_said_as_what_it_is_and_the_step_ends_without_what_need
     in_stages(main, gpipe(names(4), 5))
 
 
-def test_activations_that_there_is_no_room_for_are_sent_again_until_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_that_there_is_no_room_for_wait_until_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     real, times = Boundary.decode, [0]
+    came: list[tuple[int, int, bool]] = []
+    take = StageServer._take
+
+    async def taken(self: StageServer, open_: Any, header: ParcelHeader, *rest: Any) -> Answer:
+        came.append((header.microbatch, header.hop, header.backward))
+        return await take(self, open_, header, *rest)
 
     def full_at_first(*args: Any, **kwargs: Any) -> Any:
         times[0] += 1
-        return full() if times[0] <= 5 else real(*args, **kwargs)
+        return full() if times[0] <= 4 else real(*args, **kwargs)
 
     async def main(lab: StageLab) -> None:
         outcome = await whole(lab)
-        assert len(outcome.losses) == 5 and not lab.errors and len(lab.lacks) == 5
+        assert len(outcome.losses) == 5 and not lab.errors and len(lab.lacks) == 4
+        assert len(came) == len(set(came)), "sent again"
 
     monkeypatch.setattr(Boundary, "decode", full_at_first)
+    monkeypatch.setattr(StageServer, "_take", taken)
     in_stages(main, gpipe(names(4), 5))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_another_peer_of_the_stage_does_what_came_to_one_without_room(
+    backward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes come once, it waits for room a while, and nobody is lost for that: not who has sent it either."""
+    tries: list[tuple[int, int]] = []
+
+    async def main(lab: StageLab) -> None:
+        service = lab.servers[2]._service = dataclasses.replace(lab.servers[2]._service)
+
+        def opened(its: Any, header: ParcelHeader, *rest: Any) -> Any:
+            if its is service and header.backward == backward:
+                tries.append((header.microbatch, header.version))
+                raise NoRoom("full")
+            return stage_step.opened(its, header, *rest)
+
+        monkeypatch.setattr(stage_server, "opened", opened)
+        outcome = await whole(lab)
+        assert not outcome.cut and not outcome.lost and not lab.errors
+        assert all(2 not in [hop.peer for hop in route] for route in outcome.routes.values())
+        assert {version for _, version in tries} == {0} and len({microbatch for microbatch, _ in tries}) == 4
+        assert len(lab.lacks) == len(tries) <= 4 * (1 + ROOM_S / LOOK_S)
+        assert asyncio.get_running_loop().time() < 60.0
+
+    in_stages(main, two_data_nodes())
 
 
 @pytest.mark.parametrize("what", ["forward", "backward"])

@@ -70,6 +70,30 @@ def test_what_was_given_up_is_refused_until_a_later_version() -> None:
     assert one.take(parcel(version=1), 0.0) == (Answer.TAKEN, [Ready(FORWARD)])
 
 
+def test_what_there_is_no_room_for_is_given_up_unless_it_is_here_or_counts() -> None:
+    one = desk()
+    (effect,) = [effect for effect in one.cannot(parcel()) if isinstance(effect, Report)]
+    assert (effect.home, effect.passage.said, effect.passage.backward) == (0, Said.GAVE_UP, False)
+    assert one.take(parcel(), 0.0) == (Answer.UNWANTED, [])
+    assert one.cannot(parcel()) == []  # it has been said
+    one.take(parcel(version=1), 0.0)
+    assert said(one.cannot(parcel(version=1))) == [Said.HOLDING]
+    run(one, FORWARD)
+    one.take(parcel(version=1, backward=True), 0.0)
+    (back,) = sent(run(one, BACKWARD))
+    assert one.cannot(parcel(version=1, backward=True)) == [back]
+
+
+def test_the_last_hop_keeps_a_loss_that_counts_though_it_has_no_room_for_its_gradient() -> None:
+    one = desk(loss_at_home=False)
+    route = ROUTE[:3]
+    for hop in (2, 3):
+        one.take(ParcelHeader(WINDOW, 0, hop, False, 4, 0, route, 1, 1, math.nan, False, 4), 0.0)
+    run(one, FORWARD)
+    run(one, Work(0, 3, False))
+    assert said(one.cannot(parcel(backward=True, route=route))) == [Said.HOLDING]
+
+
 def test_it_is_not_given_up_once_it_counts_or_is_about_to() -> None:
     one = desk()
     one.take(parcel(), 0.0)
