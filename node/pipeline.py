@@ -442,6 +442,9 @@ class Pipeline:
     async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
         return await self.work.carry_out(job, numbers)
 
+    async def read(self, numbers: Sequence[int]) -> None:
+        await self.work.read(numbers)
+
     def _over(self, report: Report | None, window: bytes) -> None:
         """Our part in a step is over. Those who were lost do not count until they are heard again."""
         self.coordinator.over(window, began=report is not None)

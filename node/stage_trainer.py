@@ -8,6 +8,8 @@ A step begins when somebody plans it, not when the last one ends, and what a pee
                 counts by places; unless we are lost before that step
     a round     is due when the pipeline's steps pass a multiple of a lap, for all stages at once, whoever missed some of them
 
+A data node that could not read its data tries that by itself before it says that it is free again: in a step all others would wait for it.
+
 Rounds of all stages thus fall into the same pause of the pipeline, and with `delay_steps` it goes on while they are under way.
 """
 
@@ -25,6 +27,7 @@ from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import count, join, split
 from farflung.protocol.types import Intervals
+from farflung.training.errors import DataUnavailable
 
 
 class Steps(Protocol):
@@ -43,6 +46,9 @@ class Steps(Protocol):
 
     async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:
         """Our part of it; `numbers`: the samples for our own microbatches, one after another. None when nothing came of it. Raises NotNow."""
+
+    async def read(self, numbers: Sequence[int]) -> None:
+        """Read samples for nothing but to see whether that can be done. Raises NotNow."""
 
     def changed(self) -> None:
         """We may have become free."""
@@ -74,6 +80,8 @@ class StageTrainer(Trainer):
         self._next_after: int | None = None
         """The pipeline's step after our last one, or that at our beginning."""
         self.in_step = False
+        self._unread = 0
+        """Samples that could not be read when they were asked for, until so many can."""
 
     @property
     def global_step(self) -> int:
@@ -84,7 +92,7 @@ class StageTrainer(Trainer):
         """Whether we could take part in a step now."""
         if self._finishing or self.in_step or not self._host.may_train() or self._stands() or self.out_of_samples:
             return False
-        if self.hindrance.forbids(self._now()):
+        if self._unread or self.hindrance.forbids(self._now()):
             return False
         return not self._is_ready() and not self._steps.finished
 
@@ -118,6 +126,9 @@ class StageTrainer(Trainer):
         return number > self._number or self.out_of_samples or self._steps.finished
 
     async def _step(self) -> bool:
+        if self._unread:
+            await self._steps.read(self._given(self._unread))
+            self._unread = 0
         if self.hindrance.reason:
             self._steps.changed()  # it is over, or to be tried again
         if self._finishing or not self._host.may_train() or self._stands() or (job := self._steps.take()) is None:
@@ -131,11 +142,13 @@ class StageTrainer(Trainer):
         return True
 
     async def _take_part(self, job: Job, began: float) -> None:
-        fresh = split(self.window, count(self.progress.trained))[1]
-        again, later = self._missed[: job.own_samples], self._missed[job.own_samples :]
-        untouched = split(fresh, len(self._missed))[1]
-        given = again + _numbers(split(untouched, job.own_samples - len(again))[0])
-        done = await self._steps.carry_out(job, given)
+        fresh, later = self._fresh(), self._missed[job.own_samples :]
+        given = self._given(job.own_samples)
+        try:
+            done = await self._steps.carry_out(job, given)
+        except DataUnavailable:
+            self._unread = len(given)
+            raise
         if done is None:
             return
         missed = later + list(done.missed)
@@ -158,6 +171,16 @@ class StageTrainer(Trainer):
             report, began, self.pace.step_tokens, home
         )  # tokens of the pipeline: all its peers take equally long
 
+    def _fresh(self) -> Intervals:
+        """What is left of our window."""
+        return split(self.window, count(self.progress.trained))[1]
+
+    def _given(self, own_samples: int) -> list[int]:
+        """So many samples for our own microbatches: those that did not come home first."""
+        again = self._missed[:own_samples]
+        untouched = split(self._fresh(), len(self._missed))[1]
+        return again + _numbers(split(untouched, own_samples - len(again))[0])
+
     def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
         places = self._places_of_missed()
         stays = super().settle(commit, version, contributed_samples)
@@ -167,7 +190,7 @@ class StageTrainer(Trainer):
 
     def _places_of_missed(self) -> Intervals:
         """Where they will be counted: the front of what is left of our window. What lies there has been trained, but for those of them that do."""
-        return join(split(split(self.window, count(self.progress.trained))[1], len(self._missed))[0])
+        return join(split(self._fresh(), len(self._missed))[0])
 
     async def _offer(self) -> None:
         await super()._offer()

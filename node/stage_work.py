@@ -201,6 +201,12 @@ class StageWork:
             missed=tuple(number for index in missed for number in numbers[index * each : (index + 1) * each]),
         )
 
+    async def read(self, numbers: Sequence[int]) -> None:
+        """See `stage_trainer.Steps`."""
+        each = self._recipe.samples_per_microbatch
+        for begin in range(0, len(numbers), each):
+            await self._side.run(self._learner.batch, numbers[begin : begin + each])
+
     async def _driver_of(self, job: Job, numbers: Sequence[int]) -> Driver:
         if self._trial is not None and not self._trial.has_begun:
             self._trial.begin(self._roll.hearsay.loss, self._roll.on_trial(self._now()).union(self._made))

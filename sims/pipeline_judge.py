@@ -75,6 +75,9 @@ class WatchedSteps:
             self.done(job, done)
         return done
 
+    async def read(self, numbers: Sequence[int]) -> None:
+        await self.steps.read(numbers)
+
     def changed(self) -> None:
         self.steps.changed()
 

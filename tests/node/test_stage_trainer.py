@@ -47,6 +47,9 @@ class Script:
     seen: list[tuple[int, ...]] = field(default_factory=list)
     lacks: list[NotNow] = field(default_factory=list)
     """What its next steps come to."""
+    unreadable: list[NotNow] = field(default_factory=list)
+    """What it comes to when samples are read for nothing."""
+    read_for_nothing: list[tuple[int, ...]] = field(default_factory=list)
     news: int = 0
 
     def take(self) -> Job | None:
@@ -61,6 +64,11 @@ class Script:
         self.step = job.number + 1
         missed = tuple(numbers[place] for place in places)
         return Done(accumulated=Accumulated(), samples=samples, loss=1.0, missed=missed)
+
+    async def read(self, numbers: Sequence[int]) -> None:
+        self.read_for_nothing.append(tuple(numbers))
+        if self.unreadable:
+            raise self.unreadable.pop(0)
 
     def changed(self) -> None:
         self.news += 1
@@ -246,6 +254,27 @@ def test_a_step_that_cannot_be_made_now_takes_no_samples_and_the_pipeline_does_w
         assert not lab.trainer.hindrance.reason and lab.trainer.progress.trained == ((0, 10),)
 
     run(lab, hindered)
+
+
+def test_who_could_not_read_the_data_reads_it_before_it_says_that_it_is_free() -> None:
+    lab = Lab((8, 8, ()))
+    lab.script.lacks = [DataUnavailable("no hub")]
+    lab.script.unreadable = [DataUnavailable("still no hub"), DataUnavailable("none yet")]
+
+    async def main() -> None:
+        await asyncio.sleep(1.0)
+        news = lab.script.news
+        for tried in range(2):
+            for _ in range(int(LONGEST_S)):
+                assert not lab.trainer.free
+                await asyncio.sleep(1.0)
+            assert len(lab.script.read_for_nothing) == tried + 1
+        assert lab.trainer.hindrance.reason == "the data cannot be read: none yet" and lab.script.news == news
+        await asyncio.sleep(LONGEST_S)
+        assert lab.trainer.free and lab.script.news > news
+        assert lab.script.read_for_nothing == 3 * [tuple(range(8))]
+
+    run(lab, main)
 
 
 def test_what_was_given_to_a_step_that_there_was_no_room_for_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
