@@ -35,6 +35,16 @@ Holders = tuple[int, bytes, list[PeerId]]
 
 
 @dataclass(frozen=True, slots=True)
+class Moving:
+    """What was borrowed of those who went on meanwhile."""
+
+    outer: OuterState
+    oldest: int
+    """Version of the oldest of its parts."""
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Shelf:
     """What a borrowed state is put on."""
 
@@ -79,13 +89,15 @@ async def borrow_moving(
     num_parameters: int,
     *,
     refused: Callable[[RemoteError], None],
-) -> OuterState | None:
+) -> Moving | None:
     """The state that `look` tells of, each chunk as it was when it came: of that version or a later one. Each has the digest that most of the stage's peers announced
     for its version. None when it cannot be had."""
     shelf = _Shelf(OuterState(torch.zeros(num_parameters), chunk_bytes=CHUNK_BYTES))
     sync, download = StateSync(network, shelf, refused), Download(shelf.outer.num_chunks)
     lists: dict[int, tuple[bytes, ...]] = {}
     """By version, of those that were announced meanwhile: the digests of the chunks."""
+    version_of: dict[int, int] = {}
+    """Each chunk's."""
 
     async def follow() -> None:
         while True:
@@ -103,6 +115,7 @@ async def borrow_moving(
         if digest_of(data) != lists[at][index]:
             raise wrong_digest(index, download.source[index])
         shelf.outer.load_chunk(index, data)
+        version_of[index] = at
 
     def sources() -> Sources:
         held = look()
@@ -118,7 +131,9 @@ async def borrow_moving(
             if in_vain:
                 await asyncio.sleep(AGAIN_S)
         following.cancel()
-    return shelf.outer if download.complete else None
+    if not download.complete:
+        return None
+    return Moving(shelf.outer, min(version_of.values()), max(version_of.values()))
 
 
 async def _list(

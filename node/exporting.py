@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from farflung.node.events import Event, grown, kept_events
-from farflung.node.kept_model import kept_model
+from farflung.node.kept_model import KeptModel, kept_model
 from farflung.node.options import ExportOptions
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.recipe import Recipe, swarm_tokenizer
@@ -28,7 +28,7 @@ def export_swarm(options: ExportOptions) -> dict[str, Any]:
     recipe, manifest = kept.recipe, kept.recipe.manifest
     tokenizer = swarm_tokenizer(manifest, tokenizer_file(swarm))
     commits = [link.certified.commit for link in FileStorage(swarm.checkpoint).load_history()]
-    facts = _facts(swarm, recipe, commits, kept.version)
+    facts = _facts(swarm, recipe, commits, kept)
     layout = Layout(Decoder(recipe.model, seed=None))
     was_there = options.folder.exists()
     try:
@@ -48,8 +48,8 @@ def export_swarm(options: ExportOptions) -> dict[str, Any]:
     return facts
 
 
-def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version: int) -> dict[str, Any]:
-    manifest = recipe.manifest
+def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], kept: KeptModel) -> dict[str, Any]:
+    manifest, at_version = recipe.manifest, kept.version
     past = [commit for commit in commits if commit.version <= at_version]
     contributors = {c.peer for commit in past if commit.round for c in commit.round.contributors}
     losses: list[Event] = []
@@ -83,6 +83,7 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
         "inner steps between two rounds of a fragment": manifest.inner_steps,
         "fragments": manifest.fragments,
         "pipeline stages": manifest.pipeline.stages,
+        **_apart(kept),
         "codec up": recipe.uplink.spec,
         "codec down": recipe.downlink.spec,
         "error feedback": _feedback(manifest.feedback),
@@ -90,6 +91,17 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], at_version:
         "farflung": version("farflung"),
     }
     return facts
+
+
+def _apart(kept: KeptModel) -> dict[str, Any]:
+    """After how many rounds each stage is what was exported, and how far apart that is: one may have missed some, or gone on while it was sent."""
+    if len(kept.sizes) == 1:
+        return {}
+    if not kept.versions:
+        return {"rounds of each stage": "not known: an older node has kept the model"}
+    said = [str(old) if old == new else f"{old} to {new}" for old, new in kept.versions.values()]
+    oldest, newest = min(old for old, _ in kept.versions.values()), max(new for _, new in kept.versions.values())
+    return {"rounds of each stage": ", ".join(said), "rounds between the stages": newest - oldest}
 
 
 def _feedback(spec: FeedbackSpec) -> str:

@@ -35,6 +35,8 @@ class KeptModel:
     """Of the outer state."""
     stages: dict[int, Tensor]
     """Outer parameters of each in the model's order, fp32 [n]; a replica is stage 0 of one."""
+    versions: dict[int, tuple[int, int]]
+    """Of each stage of a pipeline, those of its oldest and its newest part; empty where they are not known."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -52,8 +54,8 @@ def kept_model(swarm: SwarmPaths) -> KeptModel:
     if manifest is None:
         raise ConfigError(f"this machine has no manifest of {swarm.name}: it has never reached the swarm")
     recipe = read_recipe(manifest)
-    folder, version, stages = _assembled(swarm) if manifest.pipeline.stages > 1 else _checkpoint(swarm)
-    kept = KeptModel(recipe, version, stages)
+    folder, version, stages, versions = _assembled(swarm) if manifest.pipeline.stages > 1 else _checkpoint(swarm)
+    kept = KeptModel(recipe, version, stages, versions)
     for stage in range(len(kept.sizes)):
         wanted = sum(shape.numel() for _, shape in StageSlice(kept.sizes, stage).shapes(recipe.model))
         if stage not in stages or stages[stage].shape != (wanted,):
@@ -64,11 +66,15 @@ def kept_model(swarm: SwarmPaths) -> KeptModel:
     names = tuple(name for name, _ in parameter_shapes(recipe.model))
     if recipe.order == names:
         return kept
-    return KeptModel(recipe, version, {0: reordered(slots_of(recipe.tensors), stages[0], names)})
+    return KeptModel(recipe, version, {0: reordered(slots_of(recipe.tensors), stages[0], names)}, versions)
 
 
-def _checkpoint(swarm: SwarmPaths) -> tuple[Path, int, dict[int, Tensor]]:
-    """Folder, version, and the model as one stage."""
+_Read = tuple[Path, int, dict[int, Tensor], dict[int, tuple[int, int]]]
+"""Folder, version, stages, and what is known of theirs."""
+
+
+def _checkpoint(swarm: SwarmPaths) -> _Read:
+    """The model as one stage."""
     for attempt in range(ATTEMPTS):
         saved = FileStorage(swarm.checkpoint).saved_learner()
         if saved is None:
@@ -78,15 +84,15 @@ def _checkpoint(swarm: SwarmPaths) -> tuple[Path, int, dict[int, Tensor]]:
             )
         folder, place = saved
         try:
-            return folder, place.version, {0: read_state(folder)[0]["outer.params"]}
+            return folder, place.version, {0: read_state(folder)[0]["outer.params"]}, {}
         except (DamagedCheckpoint, KeyError) as error:
             if attempt + 1 == ATTEMPTS:
                 raise LocalError(f"the checkpoint of {swarm.name} cannot be read: {error}") from error
     raise AssertionError("unreachable")
 
 
-def _assembled(swarm: SwarmPaths) -> tuple[Path, int, dict[int, Tensor]]:
-    """Folder, version, and the stages."""
+def _assembled(swarm: SwarmPaths) -> _Read:
+    """The model as its stages."""
     folder = swarm.folder / "model"
     for attempt in range(ATTEMPTS):
         try:

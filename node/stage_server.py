@@ -21,13 +21,13 @@ from torch import Tensor
 from farflung.compression.codec import CodecError, Payload
 from farflung.node import framing
 from farflung.node.courier import ACTIVATION, GRADIENT, REACH_S, SLOWEST_BYTES_PER_S, Courier, Parcel
+from farflung.node.device_room import with_room
 from farflung.node.diary import Diary
 from farflung.node.door import Door
 from farflung.node.imprints import Imprint, Imprints
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.parcel_rate import ParcelRate
 from farflung.node.pipeline_step import Step
-from farflung.node.device_room import with_room
 from farflung.node.sealed_mail import Post
 from farflung.node.stage_step import Listener, OpenStep, Service, check_shape, opened, sum_up
 from farflung.node.tether import SETTLE

@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 from torch import Tensor
 
-from farflung.node.borrowing import Holders, borrow_moving
+from farflung.node.borrowing import Holders, Moving, borrow_moving
 from farflung.node.door import Doors
 from farflung.node.durable import writing
 from farflung.node.network import Network
@@ -36,8 +36,11 @@ WAIT_S = 10.0
 
 LOOK_S = 0.25
 
-KeepModel = Callable[[int, Mapping[int, Tensor]], None]
-"""Version, and the outer parameters of each stage, fp32 [n]: to be written to disk. Blocks."""
+Versions = Mapping[int, tuple[int, int]]
+"""Of each stage, those of its oldest and its newest part."""
+
+KeepModel = Callable[[int, Mapping[int, Tensor], Versions], None]
+"""Version of stage 0, the outer parameters of each stage, fp32 [n], and their versions: to be written to disk. Blocks."""
 
 T = TypeVar("T")
 
@@ -83,31 +86,33 @@ class WholeModel:
         own = await self._doors.learner.run(self._learner.outer.params.clone)
         outputs = await computed(self._learner.enter)
         stages: dict[int, Tensor] = {0: own}
+        versions = {0: (version, version)}
         for stage in range(1, self._roll.stages):
             recipe = stage_recipe(self._recipe.whole, stage)
-            params = await self._borrow(recipe, version)
-            if params is None:
+            found = await self._borrow(recipe, version)
+            if found is None:
                 return None
+            params, versions[stage] = found.outer.params, (found.oldest, found.newest)
             model, runtime = self._recipe.whole.model, self._learner.replica.runtime
             outputs = await computed(pass_through, model, recipe.part, params, outputs, runtime)
             stages[stage] = params
         loss = await computed(self._learner.leave, outputs)
         if self._version() != version:
             return None  # a commit came in between, and the head may be of another version than the rest
-        await self._doors.side.run(self._keep_model, version, stages)
+        await self._doors.side.run(self._keep_model, version, stages, versions)
         if lack is not None:
             raise NotEnoughMemory(lack)
         return loss
 
-    def _keep_model(self, version: int, stages: Mapping[int, Tensor]) -> None:
+    def _keep_model(self, version: int, stages: Mapping[int, Tensor], versions: Versions) -> None:
         try:
-            self._keep(version, stages)
+            self._keep(version, stages, versions)
         except DiskFull as error:
             # An earlier one is there; the next evaluation tries again, and this one's loss is known.
             _log.warning("no room for the whole model", error=str(error))
 
-    async def _borrow(self, recipe: StageRecipe, version: int) -> Tensor | None:
-        """The outer parameters of another stage at a version or later ones, or what it has if it is behind for longer."""
+    async def _borrow(self, recipe: StageRecipe, version: int) -> Moving | None:
+        """The outer state of another stage at a version or later ones, or what it has if it is behind for longer."""
         loop = asyncio.get_running_loop()
         until = loop.time() + WAIT_S
         while (held := self._holders(recipe.stage)) is None or held[0] < version:
@@ -115,24 +120,32 @@ class WholeModel:
                 break
             await asyncio.sleep(LOOK_S)
         look = partial(self._holders, recipe.stage)
-        outer = await borrow_moving(self._network, look, recipe.own.num_parameters, refused=self._refused)
-        return None if outer is None else outer.params
+        return await borrow_moving(self._network, look, recipe.own.num_parameters, refused=self._refused)
 
     def _holders(self, stage: int) -> Holders | None:
         return self._roll.holders(stage, asyncio.get_running_loop().time())
 
 
-def save_model(swarm: SwarmPaths, version: int, stages: Mapping[int, Tensor]) -> None:
+def save_model(swarm: SwarmPaths, version: int, stages: Mapping[int, Tensor], versions: Versions) -> None:
     """Keep the whole model for `farflung export`, in place of an earlier one. Raises LocalError where the disk does not take it."""
     tensors = {f"stage-{stage}": params for stage, params in stages.items()}
+    facts = {"version": version}
+    for stage, (oldest, newest) in versions.items():
+        facts |= {f"oldest-{stage}": oldest, f"newest-{stage}": newest}
     with writing(folder := swarm.folder / "model"):
-        write_state(folder, tensors, {"version": version})
+        write_state(folder, tensors, facts)
 
 
-def saved_model(swarm: SwarmPaths) -> tuple[int, dict[int, Tensor]] | None:
-    """What `save_model` kept; None when it has not. Raises DamagedCheckpoint."""
+def saved_model(swarm: SwarmPaths) -> tuple[int, dict[int, Tensor], dict[int, tuple[int, int]]] | None:
+    """What `save_model` kept, without versions of the stages where an older node has; None when it has not. Raises DamagedCheckpoint."""
     folder = swarm.folder / "model"
     if not folder.exists():
         return None
     tensors, facts = read_state(folder)
-    return int(facts["version"]), {int(name.removeprefix("stage-")): params for name, params in tensors.items()}
+    stages = {int(name.removeprefix("stage-")): params for name, params in tensors.items()}
+    versions = {
+        stage: (int(facts[f"oldest-{stage}"]), int(facts[f"newest-{stage}"]))
+        for stage in sorted(stages)
+        if f"oldest-{stage}" in facts
+    }
+    return int(facts["version"]), stages, versions

@@ -340,7 +340,7 @@ class PipelineSwarm:
             owed=[one for one in roll.decided if one.stage in others and disk.is_called(signer.peer_id, one)],
             fits=others,
             prepare=self._prepare,
-            keep_model=lambda version, stages: disk.models.append((version, dict(stages))),
+            keep_model=lambda version, stages, versions: disk.models.append((version, dict(stages))),
         )
         peer._stage_trainer._steps = WatchedSteps(peer.pipeline, partial(self.judge.on_done, index))
         judge, view = self._judge(recipe, life)

@@ -67,7 +67,8 @@ def test_what_moves_on_is_had_in_parts_of_several_versions_and_not_in_one_piece(
             group.create_task(train())
             found = await borrow_moving(lab.nodes[0].network, lambda: holders(*donors), NUMEL, refused=said.append)
         assert found is not None and not said
-        assert len(versions(found, history)) > 1
+        seen = versions(found.outer, history)
+        assert len(seen) > 1 and (found.oldest, found.newest) == (min(seen), max(seen))
         async with asyncio.TaskGroup() as group:
             group.create_task(train())
             number, digest, ids = holders(*donors)
@@ -96,7 +97,7 @@ def test_chunks_of_a_version_that_is_announced_late_wait_for_that(late_s: float)
             refused=lab.nodes[0].refused,
         )
         assert (found is None) == (late_s > 100.0)
-        assert found is None or chunks(found) == chunks(donor.node.learner.outer)
+        assert found is None or chunks(found.outer) == chunks(donor.node.learner.outer)
 
     in_lab(2, main)
 
@@ -115,7 +116,7 @@ def test_a_holder_that_has_just_gone_on_is_asked_again_and_nobody_is_nobody() ->
         async with asyncio.TaskGroup() as group:
             group.create_task(hash_it())
             found = await borrow_moving(network, lambda: holders(donor), NUMEL, refused=lab.nodes[0].refused)
-        assert found is not None and torch.equal(found.params, donor.node.learner.outer.params)
+        assert found is not None and torch.equal(found.outer.params, donor.node.learner.outer.params)
 
     in_lab(2, main)
 
@@ -128,7 +129,7 @@ def test_who_gives_what_was_not_announced_is_named_and_left_alone() -> None:
         said: list[RemoteError] = []
         ids = [liar.node.id, honest.node.id]
         found = await borrow_moving(lab.nodes[0].network, lambda: (*announced, ids), NUMEL, refused=said.append)
-        assert found is not None and found.digest() == announced[1]
+        assert found is not None and found.outer.digest() == announced[1]
         assert said and all(isinstance(error, Refused) and error.peer == liar.node.id for error in said)
 
     in_lab(3, main)

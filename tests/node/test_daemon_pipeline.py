@@ -218,6 +218,7 @@ def test_processes_train_three_stages_though_one_of_a_stage_is_killed_and_then_i
     # The founder's machine has the whole model, as it was last evaluated.
     facts = daemon.export(ExportOptions(swarm="pipe", folder=tmp_path / "model", home=tmp_path / "a"))
     assert facts["rounds"] >= 1 and facts["pipeline stages"] == 3 and "held-out loss" in facts
+    assert facts["rounds of each stage"].count(",") == 2 and facts["rounds between the stages"] >= 0
     assert (tmp_path / "model" / "model.safetensors").exists()
     figures = evaluate_swarm(EvalOptions(swarm="pipe", skip_stages=("1",), device="cpu", home=tmp_path / "a"))
     (last,) = [e for e in a.events("outer.eval") if e["version"] == figures["version"]]

@@ -14,8 +14,8 @@ from tests.node.stage_lab import LAYERS, NOTHING, StageLab, expected, in_stages,
 
 from farflung.node import framing, stage_server, stage_step
 from farflung.node.courier import ACTIVATION, GRADIENT, Courier, Parcel
-from farflung.node.pipeline_step import Step
 from farflung.node.device_room import LOOK_S, ROOM_S
+from farflung.node.pipeline_step import Step
 from farflung.node.stage_server import StageServer
 from farflung.node.stage_step import OpenStep
 from farflung.protocol.desk import Answer

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from farflung.node import whole_model
-from farflung.node.whole_model import WholeModel
+from farflung.node.borrowing import Moving
+from farflung.node.whole_model import Versions, WholeModel
 from farflung.protocol.errors import DiskFull
 from farflung.training.errors import NotEnoughMemory
 
@@ -31,16 +32,17 @@ def test_without_room_the_model_is_kept_all_the_same(lacking: str | None, monkey
 
         return work
 
-    async def borrow(self: WholeModel, recipe: Any, version: int) -> torch.Tensor:
-        return torch.full((2,), float(recipe.part))
+    async def borrow(self: WholeModel, recipe: Any, version: int) -> Moving:
+        outer: Any = SimpleNamespace(params=torch.full((2,), float(recipe.part)))
+        return Moving(outer, version - recipe.part, version)
 
     monkeypatch.setattr(whole_model, "stage_recipe", lambda whole, stage: SimpleNamespace(part=stage))
     monkeypatch.setattr(whole_model, "pass_through", part("pass"))
     monkeypatch.setattr(WholeModel, "_borrow", borrow)
-    kept: list[tuple[int, list[float]]] = []
+    kept: list[tuple[int, list[float], Versions]] = []
 
-    def keep(version: int, stages: Any) -> None:
-        kept.append((version, [float(one[0]) for one in stages.values()]))
+    def keep(version: int, stages: Any, versions: Versions) -> None:
+        kept.append((version, [float(one[0]) for one in stages.values()], versions))
         if lacking == "disk":
             raise DiskFull("no room", remedy="free space in /s")
 
@@ -65,4 +67,4 @@ def test_without_room_the_model_is_kept_all_the_same(lacking: str | None, monkey
         with pytest.raises(NotEnoughMemory, match=f"no room for {lacking}"):
             asyncio.run(made.evaluate())
         assert computed[-1] == lacking and computed.count(lacking) == 1, "nothing is computed after that"
-    assert kept == [(7, [0.0, 1.0, 2.0])]
+    assert kept == [(7, [0.0, 1.0, 2.0], {0: (7, 7), 1: (6, 7), 2: (5, 7)})]
