@@ -451,8 +451,9 @@ class StageServer:
         if found is None:
             if header.asks or not 0 < header.hop < len(header.route):
                 return Answer.BUSY  # its sender has others to go to; or nobody has, and it has to wait
-            self._do(open_, open_.desk.cannot(header))
-            return Answer.UNWANTED
+            answer, effects = open_.desk.cannot(header)
+            self._do(open_, effects)
+            return answer
         x, its_targets = found
         answer, effects = open_.desk.take(header, self._now())
         key = (header.microbatch, header.hop)

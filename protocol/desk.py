@@ -226,18 +226,22 @@ class Desk:
         self._given_up[key] = visit.version
         return [Forget(*key), self._say(key, visit, Said.MISSING, backward=work.backward)]
 
-    def cannot(self, parcel: ParcelHeader) -> list[Effect]:
-        """There is no room for the tensors of a parcel: somebody else does its visit, unless what it needs is here already or it counts."""
-        if self.answer(parcel) is not Answer.TAKEN:
-            return []
+    def cannot(self, parcel: ParcelHeader) -> tuple[Answer, list[Effect]]:
+        """A parcel for us, of which there is no room for the tensors: somebody else does its visit, unless what it brings is here already, or
+        something of it counts, which has to wait for room."""
+        answer = self.answer(parcel)
+        if answer is not Answer.TAKEN:
+            return answer, []
         key = (parcel.microbatch, parcel.hop)
         visit = self._visits.get(key)
         if visit is not None and self._is_counted(key, visit):
-            return self._send_back(key, visit)
+            return Answer.TAKEN, self._send_back(key, visit)
         if visit is not None and same_input(visit.route, parcel.route, parcel.hop):
             if visit.has_gradient if parcel.backward else visit.has_input:
-                return [self._say(key, visit, Said.HOLDING, backward=parcel.backward)]
-        return self._give_up(key, parcel.version, parcel.route, backward=parcel.backward)
+                return Answer.TAKEN, [self._say(key, visit, Said.HOLDING, backward=parcel.backward)]
+        if self._counting(key, parcel.route) is not None:
+            return Answer.BUSY, []
+        return Answer.UNWANTED, self._give_up(key, parcel.version, parcel.route, backward=parcel.backward)
 
     def passed(self, send: Send) -> list[Effect]:
         """The next hop's peer has taken it."""
@@ -312,6 +316,8 @@ class Desk:
             return [self._say(key, visit, Said.HOLDING, backward=True), *self._send_back(key, visit)]
         if visit is not None and not order.backward and visit.has_input and (visit.sending or visit.passed):
             return [self._say(key, visit, Said.HOLDING if visit.sending else Said.PASSED, backward=False)]
+        if (one := self._counting(key, order.route)) is not None:
+            return [self._say(one, self._visits[one], Said.HOLDING, backward=one == key)]
         return self._give_up(key, order.version, order.route, backward=False)
 
     def on_landed(self, microbatches: Iterable[int]) -> list[Effect]:
@@ -334,19 +340,25 @@ class Desk:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _give_up(self, key: tuple[int, int], version: int, route: Route, *, backward: bool) -> list[Effect]:
-        """Unless it counts, or is about to."""
-        together = [key]
-        if not self._loss_at_home and key[1] == live_hops(route)[-1]:
-            together.append((key[0], len(route)))  # the loss goes where the last hop goes
-        for one in together:
-            done = self._visits.get(one)
-            if done is not None and (self._is_counted(one, done) or self._is_counting(one, done)):
-                return [self._say(one, done, Said.HOLDING, backward=one == key)]
+        together = self._together(key, route)
         for one in together:
             self._visits.pop(one, None)
             self._given_up[one] = max(version, self._given_up.get(one, -1))
         passage = Passage(self._window, *key, backward, Said.GAVE_UP, version, route, math.nan)
         return [*(Forget(*one) for one in together), Report(route[0].peer, passage)]
+
+    def _together(self, key: tuple[int, int], route: Route) -> list[tuple[int, int]]:
+        """The visits that are done by the same peer in any case: the loss goes where the last hop goes."""
+        is_last = not self._loss_at_home and key[1] == live_hops(route)[-1]
+        return [key, (key[0], len(route))] if is_last else [key]
+
+    def _counting(self, key: tuple[int, int], route: Route) -> tuple[int, int] | None:
+        """The first of them that counts here, or is about to."""
+        for one in self._together(key, route):
+            done = self._visits.get(one)
+            if done is not None and (self._is_counted(one, done) or self._is_counting(one, done)):
+                return one
+        return None
 
     def _waiting(self) -> int:
         return sum(visit.forward is Phase.READY for visit in self._visits.values())

@@ -51,6 +51,9 @@ class PipelineLab:
         self.dead: set[int] = set()
         self.notes: list[Note] = []
         self.happens = happens
+        self.full = 0.0
+        """Chance that a parcel that a planned hop brings finds no room."""
+        self._chance = random.Random(f"{seed}/room")
         self.slow: dict[int, float] = {}
         self.tensors: dict[tuple[int, int, int, bool], tuple[int, ...]] = {}
         """(peer, microbatch, hop, backward): the stages that made an input, or the loss whose gradient it is."""
@@ -266,6 +269,11 @@ class PipelineLab:
         desk, microbatch = self.desks[send.peer], send.work.microbatch
         if send.peer in self.dead:
             return Answer.UNWANTED
+        bound = send.tried is None and 0 < send.hop < len(send.route)
+        if bound and self._chance.random() < self.full:
+            answer, effects = desk.cannot(header)
+            self._at(send.peer, effects)
+            return answer
         answer, effects = desk.take(header, self.now)
         if answer is Answer.TAKEN and desk.keeps(microbatch, send.hop, backward=send.backward):
             self.tensors[send.peer, microbatch, send.hop, send.backward] = tensor

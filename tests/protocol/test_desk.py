@@ -72,16 +72,19 @@ def test_what_was_given_up_is_refused_until_a_later_version() -> None:
 
 def test_what_there_is_no_room_for_is_given_up_unless_it_is_here_or_counts() -> None:
     one = desk()
-    (effect,) = [effect for effect in one.cannot(parcel()) if isinstance(effect, Report)]
+    answer, effects = one.cannot(parcel())
+    (effect,) = [effect for effect in effects if isinstance(effect, Report)]
     assert (effect.home, effect.passage.said, effect.passage.backward) == (0, Said.GAVE_UP, False)
+    assert answer is Answer.UNWANTED
     assert one.take(parcel(), 0.0) == (Answer.UNWANTED, [])
-    assert one.cannot(parcel()) == []  # it has been said
+    assert one.cannot(parcel()) == (Answer.UNWANTED, [])  # it has been said
     one.take(parcel(version=1), 0.0)
-    assert said(one.cannot(parcel(version=1))) == [Said.HOLDING]
+    answer, effects = one.cannot(parcel(version=1))
+    assert answer is Answer.TAKEN and said(effects) == [Said.HOLDING]
     run(one, FORWARD)
     one.take(parcel(version=1, backward=True), 0.0)
     (back,) = sent(run(one, BACKWARD))
-    assert one.cannot(parcel(version=1, backward=True)) == [back]
+    assert one.cannot(parcel(version=1, backward=True)) == (Answer.TAKEN, [back])
 
 
 def test_the_last_hop_keeps_a_loss_that_counts_though_it_has_no_room_for_its_gradient() -> None:
@@ -91,7 +94,7 @@ def test_the_last_hop_keeps_a_loss_that_counts_though_it_has_no_room_for_its_gra
         one.take(ParcelHeader(WINDOW, 0, hop, False, 4, 0, route, 1, 1, math.nan, False, 4), 0.0)
     run(one, FORWARD)
     run(one, Work(0, 3, False))
-    assert said(one.cannot(parcel(backward=True, route=route))) == [Said.HOLDING]
+    assert one.cannot(parcel(backward=True, route=route)) == (Answer.BUSY, [])  # it waits: nobody else has the loss
 
 
 def test_it_is_not_given_up_once_it_counts_or_is_about_to() -> None:
