@@ -33,10 +33,15 @@ from torch import Tensor
 def eager(
     late_mean: Tensor,  # fp32 [k]: D(r-1), zeros in the first round
     own: Tensor,  # same shape: D_m(r)
-    late_own: Tensor,  # same shape: D_m(r-1), zeros in the first round; what the late mean contains of it
+    late_own: Tensor,  # same shape: D_m(r-1), zeros in the first round
     weight: float,  # w_m in [0, 1]
 ) -> Tensor:
-    """The update that stands in for the mean of round r on one peer, as a new tensor."""
+    """The update that stands in for the mean of round r on one peer, as a new tensor.
+
+    Both own ones are as they were measured, before a codec: so what is added in one round is taken back in the next, and peers stay as near to each other as
+    their last own shares. If the late one were what the late mean contains of it, all that a codec leaves out without error feedback would add up, and they would
+    drift apart.
+    """
     return late_mean.add(own.sub(late_own).mul(weight))
 
 
