@@ -179,14 +179,16 @@ def fit_memory(
     beside: Beside = NOTHING_BESIDE,
     divisible: bool = True,
 ) -> Runtime:
-    """The runtime with the options of `plan_memory`, and on CUDA torch's allocator held to what there is for it. Raises ConfigError."""
+    """The runtime with the options of `plan_memory`; on CUDA with torch's allocator held to what there is for it, so that trials find the microbatch, and
+    elsewhere with no larger microbatch than that plan's. Raises ConfigError."""
     plan = plan_memory(model, inner, batch, runtime, save, beside=beside, divisible=divisible)
     device = torch.device(runtime.device)
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        # unlike everything else in torch.cuda, this wants to be told the number of the device
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.set_per_process_memory_fraction(min(1.0, _allowed_bytes(device, runtime, plan) / total), index)
+    if device.type != "cuda":  # where no trial fails in good time
+        return replace(runtime, save=plan.options, at_most=plan.microbatch)
+    total = torch.cuda.get_device_properties(device).total_memory
+    # unlike everything else in torch.cuda, this wants to be told the number of the device
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(min(1.0, _allowed_bytes(device, runtime, plan) / total), index)
     return replace(runtime, save=plan.options)
 
 

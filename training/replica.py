@@ -156,8 +156,15 @@ class Replica(ModelState):
         return self.device.type == "cuda"
 
     def _choose_microbatch(self, tokens: Tensor) -> int:
+        """Raises NotEnoughMemory where not even one sequence fits."""
         if self._is_tried:
             return largest_that_fits(even_microbatches(tokens.shape[0]), lambda size: self._trial(tokens[:size]))
+        fits = self._fitting_now(tokens)
+        # what is free now is not free for steps alone: rounds beside them will take some of it, which only a plan knows
+        return fits if self.runtime.at_most is None else min(fits, self.runtime.at_most)
+
+    def _fitting_now(self, tokens: Tensor) -> int:
+        """By forecast, with what is free and as if there were no rounds. Raises NotEnoughMemory."""
         needs = self._forecast()
         left = free_bytes(self.device, self.runtime.memory_bytes) - needs.gradient_bytes - needs.cast_bytes
         left -= 0 if self.optimizer.steps else needs.optimizer_bytes + needs.offloaded_bytes

@@ -14,8 +14,12 @@ from farflung.node.options import DoctorOptions
 from farflung.protocol.errors import ConfigError
 from farflung.training import memory
 from farflung.training.inner import InnerConfig
-from farflung.training.memory import CUDA_BYTES, RESERVE
+from farflung.training.memory import CUDA_BYTES, PLAIN, RESERVE, Beside, forecast
+from farflung.training.model import ModelConfig
+from farflung.training.optimizers import parse_optimizer
 from farflung.training.presets import PRESETS
+from farflung.training.replica import Replica
+from farflung.training.rules import Nesterov
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
 
@@ -173,3 +177,47 @@ def test_on_an_apple_gpu_scores_are_planned_for(monkeypatch: pytest.MonkeyPatch)
     kept = 4 * PRESETS["10m"].num_heads * PRESETS["10m"].seq_len ** 2 * PRESETS["10m"].num_layers
     assert apart.forecast.activation_bytes > cpu.forecast.activation_bytes + 0.9 * kept
     assert apart.forecast.pinned_bytes == 0
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("fitting", [1, 2, 3, 6, 16])
+def test_steps_on_a_cpu_leave_room_for_the_rounds_beside_them(
+    fitting: int, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under `--memory`, and in what the system has: the microbatch is the one that `doctor` says, though at the first step no round has taken anything yet."""
+    config = ModelConfig(vocab_size=64, dim=128, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=256, seq_len=16)
+    beside, before = Beside(copies=2), 250_000_000
+
+    def needs(microbatch: int) -> int:
+        one = forecast(config, parse_optimizer("adamw"), PLAIN, microbatch=microbatch, beside=beside)
+        return one.device_bytes + one.host_bytes
+
+    limit = before + int(needs(fitting) / (1 - RESERVE)) + 1
+    resident = [before]
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=resident[0]))
+    monkeypatch.setattr(memory, "psutil", SimpleNamespace(Process=lambda: process))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * GB if asked else limit - resident[0])
+    runtime = Runtime(memory_bytes=limit if asked else None)
+    plan = plan_memory(config, INNER, 16, runtime, "none", beside=beside)
+    replica = Replica(
+        config, INNER, Nesterov(), seed=1, runtime=fit_memory(config, INNER, 16, runtime, "none", beside=beside)
+    )
+    resident[0] += 12 * replica.num_parameters  # and outer parameters and momentum
+    tokens = torch.arange(16 * 17).view(16, 17) % 64
+    chosen = replica.train_step(tokens, 0).microbatch
+    assert chosen == plan.microbatch == fitting
+    assert before + needs(chosen) <= limit
+
+
+def test_where_no_trial_fails_in_good_time_the_plan_bounds_the_microbatch(
+    card: SimpleNamespace, limits: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * GB)
+    for device in ("cpu", "mps"):
+        runtime = Runtime(device=device)
+        plan = plan_memory(PRESETS["10m"], INNER, 4, runtime)
+        assert fit_memory(PRESETS["10m"], INNER, 4, runtime).at_most == plan.microbatch
+    for is_integrated in (0, 1):
+        card.is_integrated = is_integrated
+        assert fit_memory(PRESETS["10m"], INNER, 4, choose_runtime("cuda", "auto", compiled=False)).at_most is None
+    assert len(limits) == 2

@@ -435,6 +435,15 @@ def test_a_microbatch_that_was_asked_for_is_kept(
         replica.train_step(batch(0), 0)
 
 
+def test_a_microbatch_that_was_planned_is_lowered_and_never_exceeded(
+    config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, runtime=Runtime(at_most=2))
+    assert replica.train_step(batch(0), 0).microbatch == 2
+    monkeypatch.setattr(replica.model, "forward", Cramped(replica, fits=1))
+    assert replica.train_step(batch(1), 1).microbatch == 1
+
+
 def test_an_evaluation_fits_where_training_does(config: ModelConfig, batch: Any) -> None:
     replica, heldout, fits, seen = make(config), np.concatenate([batch(7), batch(8)]), 4, list[int]()
     loss = make(config, microbatch=1).evaluate(heldout)
