@@ -126,6 +126,8 @@ class Applier:
         self._queue: asyncio.Queue[tuple[Certified | Repair | Keep, asyncio.Event | None] | None] = asyncio.Queue()
         self._pending = 0
         self._digest = b""
+        self._written: asyncio.Event | None = None
+        """Set once the commit at `height` is on disk; None: it was before."""
         self._finishing = False
         self.downloading = False
         """Whether it waits for others' chunks, which may take any time; the trainer is busy meanwhile."""
@@ -184,7 +186,7 @@ class Applier:
             if isinstance(work, Repair):
                 await self._repair(work)
             elif isinstance(work, Keep):
-                await self._checkpoint()
+                await self.checkpoint()
             elif work.commit.height > self.height:
                 await self._apply(work, on_disk)
             self._pending -= 1
@@ -212,13 +214,14 @@ class Applier:
                 self.version = commit.version
             taken = None if prepared is None else prepared.result
             await self._settle(commit, taken)  # rounds that came with a downloaded state have been counted with it
-            self.height = commit.height  # training may go on: digests, reports and the like need not be waited for
+            self.height, self._written = commit.height, on_disk
+            # training may go on: digests, reports and the like need not be waited for
             self.steady.set()
         self._trainer.wake()
         if on_disk is not None:  # a checkpoint is never ahead of the history, nor what is said of us
             await on_disk.wait()
         if downloaded:  # on disk before others count on us: who loses the state with the power still has a vote
-            while not await self._checkpoint():
+            while not await self.checkpoint():
                 if self._finishing:
                     return
                 await asyncio.sleep(RETRY_S)
@@ -425,9 +428,9 @@ class Applier:
     async def _checkpoint_when_due(self) -> None:
         due_at = self._checkpoint_at + self._checkpoint_s
         if asyncio.get_running_loop().time() >= due_at or self._finished():
-            await self._checkpoint()
+            await self.checkpoint()
 
-    async def _checkpoint(self) -> bool:
+    async def checkpoint(self) -> bool:
         """Whether the disk has taken it. If not, the last one counts still, with the means since then, and it is due again soon."""
         now = asyncio.get_running_loop().time()
         try:
@@ -444,8 +447,10 @@ class Applier:
         return self._trainer.finished
 
     async def save_place(self) -> None:
-        """Checkpoint the learner and where it stands. Raises LocalError where the disk does not take it."""
-        if self.version < 0:
+        """Checkpoint the learner and where it stands, unless the disk has no room for the commit that it is of: without that the last checkpoint counts.
+        Raises LocalError where the disk does not take it.
+        """
+        if self.version < 0 or not (self._written is None or self._written.is_set()):
             return
         # By the door through which means are written: the plans of all that are there are known by then.
         on_disk = await self._aside(self._storage.plans_with_means)

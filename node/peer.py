@@ -192,6 +192,7 @@ class Peer:
         """Is shown what meetings add to means."""
         self.stop_reason = ""
         self.state_reason = ""
+        self.moves_to: int | None = None  # of a pipeline, the stage for which it leaves its own
         self._waited_for: bytes | None = None
         self._utterance = Utterance()
         self._linger_until = 0.0
@@ -307,7 +308,7 @@ class Peer:
         self.applier.finish()
         await self.departure.work_done(self.applier, self.trainer, applying, training, self._say_leaving)
         if self.applier.steady.is_set() and self._waited_for is None:
-            await self.applier.save_place()
+            await (self.applier.save_place() if self.moves_to is None else self.applier.checkpoint())
 
     def _say_leaving(self, reason: str) -> None:
         self.log.emit("node.state", state="leaving", reason=reason)

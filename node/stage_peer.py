@@ -144,8 +144,6 @@ class StagePeer(Peer):
             step=lambda: self.pipeline.step,
             mark=self._mark,
         )
-        self.moves_to: int | None = None
-        """The stage for which it leaves its own."""
         if recipe.stage == 0:
             self.member.consensus.begins = self._begins
         if roll.decides_together:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -16,12 +17,15 @@ from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
 from farflung.node.replica_peer import ReplicaPeer
+from farflung.node.room import patient
 from farflung.node.storage import Place
 from farflung.node.terms import Terms
+from farflung.node.trainer import Pace
 from farflung.protocol import chain
-from farflung.protocol.errors import NetworkError
+from farflung.protocol.errors import DiskFull, NetworkError
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.protocol.settings import Settings
 from farflung.sims import clock
 from farflung.sims.hub import MemoryHub
 from farflung.sims.links import LinkModel
@@ -34,28 +38,32 @@ US = Ed25519Signer(b"u" * 32)
 SETTINGS = rules(US.peer_id)
 
 
+def full(*_: object) -> None:
+    raise DiskFull("no room", remedy="free space in /s")
+
+
 # ---- a node ----------------------------------------------------------------------------------------------------
 
 
 class Life:
     """Of the only node of a swarm, whose steps are long."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings = SETTINGS, pace: Pace = PACE, step_s: float = STEP_S) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, clock.VirtualLoop)
         hub = MemoryHub(loop, random.Random(0), LinkModel(latency_s=0.01, jitter_s=0.0, up_bytes_per_s=1e9))
         flat = uniform(CODEC, NUMEL)
-        terms = Terms(settings=SETTINGS, pace=PACE, uplink=flat, downlink=flat, feedback=FeedbackSpec(), outer=OUTER)
+        terms = Terms(settings=settings, pace=pace, uplink=flat, downlink=flat, feedback=FeedbackSpec(), outer=OUTER)
         self.events: list[dict[str, Any]] = []
         log = EventLog(None, swarm="test", peer="us", clock=loop.time)
         log.subscribe(self.events.append)
         self.disk = MemoryStorage()
-        long = VirtualDoor(lambda name: STEP_S if name == "train" else 0.001)
+        long = VirtualDoor(lambda name: step_s if name == "train" else 0.001)
         side, journal, digest = (VirtualDoor(lambda _: 0.001) for _ in range(3))
         facilities = Facilities(
             network=MemoryNetwork(hub, US.peer_id),
             signer=US,
-            doors=Doors(learner=long, side=side, journal=journal, digest=digest),
+            doors=patient(Doors(learner=long, side=side, journal=journal, digest=digest), log),
             storage=self.disk,
             log=log,
             facts=Facts(device="toy", pid=0),
@@ -125,6 +133,60 @@ def test_without_a_network_there_is_a_place_to_go_on_from(asked: bool) -> None:
         assert raised == ([] if asked else ["it is gone"])
         assert [event["reason"] for event in life.named("node.stop")] == (["asked to stop"] if asked else [])
         assert life.place is not None and life.place.steps == 2
+
+    clock.run(main(), start=START_UNIX_S)
+
+
+def rounds_of(step_s: float) -> Life:
+    """One whose rounds are committed."""
+    settings = rules(US.peer_id, cuts=(0, NUMEL))
+    per_sample = settings.rules.tokens_per_sample
+    return Life(settings, replace(PACE, laps=settings.rules.laps, tokens_per_sample=per_sample), step_s)
+
+
+@pytest.mark.parametrize("moves_to", [None, 1])
+def test_a_place_beyond_the_history_on_disk_is_not_saved(moves_to: int | None) -> None:
+    """A commit that waits for room on the disk has been applied; the next start would find the history's end lost, and refuse to go on."""
+
+    async def main() -> None:
+        life = rounds_of(3.0)
+        async with asyncio.TaskGroup() as group:
+            living = group.create_task(life.run())
+            while not life.named("round.commit"):
+                await asyncio.sleep(1.0)
+            await life.peer.applier.save_place()
+            saved = life.place
+            life.disk.append_commit = full  # type: ignore[method-assign]
+            await asyncio.sleep(60.0)
+            life.peer.stop("asked to stop")
+            life.peer.moves_to = moves_to
+            await living
+        assert saved is not None and saved.height == life.disk.history[-1].certified.commit.height
+        assert life.peer.applier.height == saved.height + 1 and life.place == saved
+        assert [event["what"] for event in life.named("disk.full") if event["reason"]][-1] == "its votes and commits"
+
+    clock.run(main(), start=START_UNIX_S)
+
+
+@pytest.mark.parametrize("moves_to", [None, 1])
+def test_who_moves_on_does_not_fail_of_a_checkpoint_without_room(moves_to: int | None) -> None:
+    """Who leaves for good does, or nobody would hear that the last of it is not saved."""
+
+    async def main() -> None:
+        life = Life(step_s=3.0)
+        life.disk.save_learner = full  # type: ignore[method-assign]
+
+        def leaves() -> None:
+            life.peer.stop("asked to stop")
+            life.peer.moves_to = moves_to
+
+        asyncio.get_running_loop().call_later(10.0, leaves)
+        (raised,) = await asyncio.gather(life.run(), return_exceptions=True)
+        if moves_to is None:
+            assert isinstance(raised, ExceptionGroup) and isinstance(raised.exceptions[0], DiskFull)
+        else:
+            assert raised is None and life.named("node.stop")
+            assert [event["what"] for event in life.named("disk.full")] == ["its checkpoints"]
 
     clock.run(main(), start=START_UNIX_S)
 
