@@ -24,6 +24,7 @@ PLAN_BYTES = 16
 
 _NAME = re.compile(rf"[0-9a-f]{{{2 * PLAN_BYTES}}}")
 _ABOUT = struct.Struct(">IQ")
+_COPY_BYTES = 1 << 20
 _HEADER_BYTES = _ABOUT.size + 4
 
 
@@ -37,6 +38,8 @@ class MeanFiles:
         """Where the last whole entry of a file ends, of those to which this process has appended."""
         self._synced: dict[str, int] = {}
         """And where the last one ended when the file was last written to the disk itself."""
+        self._unsure: set[str] = set()
+        """Files of which the disk has refused something that the system had taken: a second sync says that all is well, and does not write that again."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def append(self, plan: bytes, part: int, payload: Payload) -> None:
@@ -74,11 +77,19 @@ class MeanFiles:
         if end is not None and end == self._synced.get(path.name):
             return
         try:
-            file = path.open("rb")
+            file = path.open("r+b")
         except FileNotFoundError:
             return
         with writing(path), file:
-            os.fsync(file.fileno())
+            if again := path.name in self._unsure:
+                _write_again(file, _end(path) if end is None else end)
+            try:
+                os.fsync(file.fileno())
+            except OSError:
+                self._unsure.add(path.name)
+                raise
+            if again:
+                self._unsure.discard(path.name)
             if sys.platform == "linux":  # read again only after a restart: it need not fill the system's cache
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         sync_folder(self._folder)
@@ -90,6 +101,7 @@ class MeanFiles:
         path = self._path(plan)
         self._ends.pop(path.name, None)
         self._synced.pop(path.name, None)
+        self._unsure.discard(path.name)
         path.unlink(missing_ok=True)
 
     def plans(self) -> set[bytes]:
@@ -111,6 +123,16 @@ class MeanFiles:
 def _header(part: int, num_bytes: int) -> bytes:
     about = _ABOUT.pack(part, num_bytes)
     return about + zlib.crc32(about).to_bytes(4, "big")
+
+
+def _write_again(file: BinaryIO, end: int) -> None:
+    """The whole entries, in their place: another thread may append meanwhile."""
+    for start in range(0, end, _COPY_BYTES):
+        file.seek(start)
+        data = file.read(min(_COPY_BYTES, end - start))
+        file.seek(start)
+        file.write(data)
+    file.flush()
 
 
 def _end(path: Path) -> int:

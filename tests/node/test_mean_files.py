@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.node.mean_files import PLAN_BYTES, MeanFiles
-from farflung.protocol.errors import LocalError
+from farflung.protocol.errors import DiskFull, LocalError
 
 PLAN, OTHER = b"p" * 32, b"o" * 32
 
@@ -150,3 +150,30 @@ def test_the_disk_is_asked_once_for_what_was_appended(tmp_path: Path, monkeypatc
     files.append(PLAN, 0, b"first")
     assert asks(files), "it is another file of the same length"
     assert asks(MeanFiles(tmp_path)), "another process does not know what the last one has asked"
+
+
+def test_what_a_sync_was_refused_is_written_again_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system tells of what it could not write once, and forgets it: a second sync alone says that all is well."""
+    files = MeanFiles(tmp_path)
+    for part, payload in enumerate((b"first", b"second")):
+        files.append(PLAN, part, payload)
+    (path,) = tmp_path.iterdir()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def writes() -> bool:
+        os.utime(path, (0, 0))
+        files.sync(PLAN)
+        return path.stat().st_mtime > 0
+
+    assert not writes()
+    files.append(PLAN, 0, b"third")
+    for _ in range(2):
+        with monkeypatch.context() as patched, pytest.raises(DiskFull):
+            patched.setattr(os, "fsync", full)
+            files.sync(PLAN)
+    assert writes() and not writes()
+    assert [MeanFiles(tmp_path).load(PLAN, part) for part in (0, 1)] == [b"third", b"second"]
