@@ -50,26 +50,22 @@ class PatientDoor:
     def __init__(self, door: Door, room: Room) -> None:
         self._door = door
         self._room = room
-        self._waiting = 0
+        self._writes: set[Callable[..., object]] = set()
+        """What the disk has had no room for: one of them that it takes says that there is some again."""
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `function`, again until it raises no DiskFull; raises what else it raises."""
-        try:
-            return await self._door.run(function, *args, **kwargs)
-        except DiskFull as error:
-            self._room.lacks(error)
-        self._waiting += 1
-        try:
-            while True:
-                await asyncio.sleep(RETRY_S)
-                try:
-                    return await self._door.run(function, *args, **kwargs)
-                except DiskFull as error:
-                    self._room.lacks(error)
-        finally:
-            self._waiting -= 1
-            if not self._waiting:
-                self._room.over()
+        while True:
+            try:
+                done = await self._door.run(function, *args, **kwargs)
+            except DiskFull as error:
+                self._writes.add(function)
+                self._room.lacks(error)
+            else:
+                if function in self._writes:
+                    self._room.over()
+                return done
+            await asyncio.sleep(RETRY_S)
 
     def close(self) -> None:
         self._door.close()

@@ -68,7 +68,11 @@ def test_other_errors_are_not_waited_for_and_who_is_cancelled_waits_no_more() ->
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.0):
                 await lab.door.run(lab.write, "a mean")
-        assert lab.reasons == ["free space in /s", ""], "nobody waits"
+        await lab.door.run(len, "abc")
+        assert lab.reasons == ["free space in /s"], "nobody waits, and whether there is room nobody knows"
+        lab.full = False
+        await lab.door.run(lab.write, "the next mean")
+        assert lab.reasons == ["free space in /s", ""]
 
     run(main)
 
