@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.node.durable import Journal, Slots
-from farflung.protocol.errors import LocalError
+from farflung.node.durable import Journal, Slots, writing
+from farflung.protocol.errors import DiskFull, LocalError
 
 MAX_BYTES = 100
 
@@ -135,6 +135,14 @@ def test_what_a_full_disk_took_of_an_entry_is_cut_off(tmp_path: Path, monkeypatc
         kept.append(b"two")
     kept.append(b"three")
     assert kept.load() == journal(tmp_path).load() == [b"one", b"three"]
+
+
+def test_what_is_no_lack_of_room_is_none(tmp_path: Path) -> None:
+    """A quota is one; else somebody would wait for room on a disk that is broken, or may not be written."""
+    for number, kind in {"ENOSPC": DiskFull, "EDQUOT": DiskFull, "EIO": LocalError, "EACCES": LocalError}.items():
+        with pytest.raises(LocalError) as caught, writing(tmp_path / "entries"):
+            raise OSError(getattr(errno, number), "no")
+        assert type(caught.value) is kind
 
 
 def test_a_flipped_bit_is_never_taken_for_an_entry_that_was_broken_off(tmp_path: Path) -> None:

@@ -70,10 +70,13 @@ def test_nothing_follows_from_a_call_that_the_disk_has_no_room_for_until_it_has(
         def full() -> None:
             raise DiskFull("no room", remedy="free space in /s")
 
+        told = list[int]()
+        monkeypatch.setattr(watch, "_tell", lambda life: told.append(life.stage))
+        watch._roll.renewed[1] = Life(1, 1, B)
         usual, watch._keep = watch._keep, full
-        assert not watch.follow(1.0) and not watch.follow(2.0) and not me.went
+        assert not watch.follow(1.0) and not watch.follow(2.0) and not me.went and not told
         watch._keep = usual
-        assert watch.follow(3.0) and me.went == [2] and kept == [1]
+        assert watch.follow(3.0) and me.went == [2] and kept == [1] and told == [1]
 
     clock.run(main())
 

@@ -99,7 +99,7 @@ def test_what_a_node_would_say_after_a_long_wait_for_the_disk_is_not_said() -> N
                 push(Send(b"p", "a heartbeat"), vote)  # type: ignore[arg-type]
             assert sent == ["before"]
             lab.full = False
-            await asyncio.sleep(2 * RETRY_S)
+            await asyncio.sleep(2 * STALE_S)  # idle most of the time
             push(Send(b"p", "now"))  # type: ignore[arg-type]
             await asyncio.sleep(1.0)
             running.cancel()
