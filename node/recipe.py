@@ -100,7 +100,7 @@ class Recipe:
     def about(self) -> str:
         """What is trained and for how long, for people."""
         laps, steps = self.manifest.laps, self.manifest.total_steps
-        least, most = (max(1, steps // lap) for lap in (laps.most * laps.widths[-1], laps.least))
+        least, most = (-(-steps // lap) for lap in (laps.most * laps.widths[-1], laps.least))
         rounds = f"{most:,} rounds" if least == most else f"{least:,} to {most:,} rounds"
         return f"{self.num_parameters / 1e6:,.1f} M parameters, {steps:,} steps, {rounds}"
 

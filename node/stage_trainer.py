@@ -6,7 +6,7 @@ A step begins when somebody plans it, not when the last one ends, and what a pee
     a batch     as many samples (or tickets, see `stage_recipe`) as passed through us; those of microbatches that did not come home come first
                 in the next step, in the places of as many behind them that came home already. So each is trained once, though a round in between
                 counts by places; unless we are lost before that step
-    a round     is due when the pipeline's steps pass a multiple of a lap, for all stages at once, whoever missed some of them
+    a round     is due when the pipeline's steps pass a multiple of a lap, or the end of the run, for all stages at once, whoever missed some of them
 
 A data node that could not read its data tries that by itself before it says that it is free again: in a step all others would wait for it.
 
@@ -111,7 +111,14 @@ class StageTrainer(Trainer):
         return not self._offering and not self.in_step and self.progress.steps == self._offered_steps
 
     def _steps_left(self) -> int:
-        return self.lap - self._steps.step % self.lap
+        step, lap = self._steps.step, self.pace.laps.least
+        left = lap - step % lap
+        return min(left, self.pace.total_steps - step) if step < self.pace.total_steps else left
+
+    def _laps(self, step: int) -> int:
+        """That have ended before a step of the pipeline. Told by the manifest's lap and not by a commit's: a stage learns late that the last one is shorter."""
+        lap, total = self.pace.laps.least, self.pace.total_steps
+        return step // lap + (step >= total and total % lap > 0)
 
     def _is_ready(self) -> bool:
         if self._offering or not self._host.may_train() or self.progress.steps == 0:
@@ -120,7 +127,7 @@ class StageTrainer(Trainer):
             return False
         if self.progress.steps == self._offered_steps:  # no round took it; without samples nothing more will come
             return self.out_of_samples
-        number = self._steps.step // self.lap
+        number = self._laps(self._steps.step)
         if self._number is None:  # restarted, with progress
             self._number = number
         return number > self._number or self.out_of_samples or self._steps.finished
@@ -161,7 +168,7 @@ class StageTrainer(Trainer):
         if self.progress.steps == 0:
             self.progress.began_at = began
         if self.progress.steps == self._offered_steps:
-            self._number = job.number // self.lap
+            self._number = self._laps(job.number)
         self.progress.trained = join(self.progress.trained, trained)
         self.progress.steps += 1
         self._sizes.append(done.samples)

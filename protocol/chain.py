@@ -249,7 +249,8 @@ def vote_bytes(swarm: bytes, height: int, ballot: int, digest: bytes) -> bytes:
 def genesis(founder: PeerId, rules: Rules, *, lives: tuple[Life, ...] = (), ledger: Ledger | None = None) -> Commit:
     """Height 0: the founder alone, with its first window of samples. A later life of stage 0 begins with the lives that it inherits, and with the ledger
     that its founder still has of the last one, if it has it."""
-    lap, since = rules.laps.least, rules.since
+    since = rules.since
+    lap = rules.laps.shortest(rules.total_steps - since.steps)
     window = rules.ahead * lap
     before = Ledger(cursor=since.samples) if ledger is None else ledger
     ledger = ledgers.advance(before, trained={}, view=[founder], left=[], window=window, version=since.version, lease=0)

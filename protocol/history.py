@@ -129,9 +129,11 @@ def check_chain(settings: Settings, message: Commits, peer: PeerId) -> None:
     """
     parent = message.anchor
     if parent is not None:
-        if not settings.rules.laps.knows(parent.next_round):
+        left = settings.rules.total_steps - parent.steps
+        if not settings.rules.laps.allows(parent.next_round, left):
             raise Refused(
-                f"an anchor after which a round moves {parent.width} fragments in {parent.lap} steps", peer=peer
+                f"an anchor after which a round moves {parent.width} fragments in {parent.lap} steps, with {left} left",
+                peer=peer,
             )
         if not ledgers.is_sound(parent.ledger):
             raise Refused("an anchor with a ledger that cannot be", peer=peer)

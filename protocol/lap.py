@@ -2,8 +2,8 @@
 
 With P fragments in turn a lap is H / P. Each commit says how long the next one is (`Commit.lap`), how many of the manifest's fragments the round at
 its end moves at once (`Commit.width`: P is their number over it) and how many steps the run has made (`Commit.steps`, the sum of all laps), so that
-all count alike, whenever they change: the learning rate, the end of the run, the samples that are handed out ahead. The proposer of a round
-chooses, and everybody checks the limits. It chooses by what the swarm measures while it trains, with s the seconds of a step of the fastest
+all count alike, whenever they change: the learning rate, the end of the run, the samples that are handed out ahead. The last lap is what is left,
+however little, so that the sum is the run. The proposer of a round chooses, and everybody checks the limits. It chooses by what the swarm measures while it trains, with s the seconds of a step of the fastest
 member and e those of a round, from its plan to the last member that holds all its means:
 
     hide  = ceil(e / (BUSY s))       steps in which a round is over, the late have been waited for and the votes are in
@@ -84,7 +84,8 @@ class Lap(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Laps:
-    """What a manifest allows, in steps between two rounds that move one fragment each; of wider rounds as many times more. `least` is also the first lap."""
+    """What a manifest allows, in steps between two rounds that move one fragment each; of wider rounds as many times more. `least` is also the first lap, and
+    the last one may be shorter: what is left of the run."""
 
     least: int
     most: int
@@ -101,19 +102,20 @@ class Laps:
 
     def delay_of(self, lap: int) -> int:
         """tau: steps that may be trained while a round is under way."""
-        return lap - 1 if self.delay is None else self.delay
+        return lap - 1 if self.delay is None else min(self.delay, lap - 1)
 
     def allows(self, lap: Lap, left: int) -> bool:
         """Whether such a lap may begin when `left` steps are left of the run: a run does not end in the middle of a lap."""
-        return lap.width in self._widths(left) and self.least * lap.width <= lap.steps <= self._most(lap.width, left)
+        least, most = self.shortest(left) * lap.width, self._most(lap.width, left)
+        return lap.width in self._widths(left) and least <= lap.steps <= most
 
-    def knows(self, lap: Lap) -> bool:
-        """Whether such a lap may begin anywhere in a run."""
-        return lap.width in self.widths and self.least <= lap.steps <= self.most * lap.width
+    def shortest(self, left: int) -> int:
+        """Steps of the shortest lap that may begin when so many are left; when none is, of the one that commits name and nobody trains."""
+        return min(self.least, left) if left > 0 else self.least
 
     def finished(self, left: int) -> bool:
-        """Whether the run is over with so many steps left: fewer than any lap has."""
-        return left < self.least
+        """Whether the run is over with so many steps left."""
+        return left <= 0
 
     def choose(
         self,
@@ -128,11 +130,12 @@ class Laps:
     ) -> tuple[Lap, str]:
         """The next lap and its width, and a sentence that says why. Allowed, whatever was measured."""
         if self.least == self.most:
-            return Lap(self.least), "fixed by the manifest"
+            reason = "what is left of the run" if 0 < left < self.least else "fixed by the manifest"
+            return Lap(self.shortest(left)), reason
         widths = self._widths(left)
         width = max(k for k in widths if k <= now.width)
         if step_s <= 0.0 or not rounds:
-            lap = max(self.least * width, min(now.steps, self._most(width, left)))
+            lap = max(self.shortest(left) * width, min(now.steps, self._most(width, left)))
             return Lap(lap, width), "nobody has said yet how long its steps take"
         newest, learnt_s = rounds[:ROUNDS], _fragment_s(rounds)
         # Of two words the one that speaks against another width: or where links are said to be slower than they are, each seems better than the present one.
@@ -158,7 +161,7 @@ class Laps:
         if newcomer and wanted < (longer := math.ceil(LONGER * now.steps)):
             wanted = longer
             reason += f", and {longer} let somebody who downloads the state catch up"
-        least, most = self.least * width, self._most(width, left)
+        least, most = self.shortest(left) * width, self._most(width, left)
         chosen = max(least, min(wanted, most))
         if chosen == most < needed[width]:
             reason += f", {chosen} is the most" + (" of what is left of the run" if left < self.most * width else "")
@@ -177,7 +180,7 @@ class Laps:
         return tuple(k for k in self.widths if k == 1 or self.least * k <= left)
 
     def _most(self, width: int, left: int) -> int:
-        return max(self.least * width, min(self.most * width, left))
+        return max(self.shortest(left) * width, min(self.most * width, left))
 
 
 def _fragment_s(rounds: Sequence[Took]) -> float | None:

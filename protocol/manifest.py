@@ -66,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_tokens: int
     """Tokens of one inner step of one peer, or of the whole pipeline; a multiple of `model.seq_len`."""
     total_steps: int
-    """Inner steps of one peer until the end of the run."""
+    """Inner steps of one peer until the end of the run; where they are no multiple of H / P, the last round comes after fewer."""
     inner: InnerSpec = InnerSpec()
     outer: OuterSpec = OuterSpec()
     inner_steps: int | Auto = 100

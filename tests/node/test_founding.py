@@ -247,6 +247,11 @@ def test_settings_follow_from_the_manifest(tmp_path: Path, corpus: Path) -> None
     assert settings.admits(settings.founder, b"")
 
 
+def test_the_round_of_what_is_left_in_the_end_is_told_as_well(tmp_path: Path, corpus: Path) -> None:
+    _, manifest = found(tmp_path, corpus, steps=150, inner_steps=100, fragments=1, delay_steps=0)
+    assert read_recipe(manifest).about.endswith(", 150 steps, 2 rounds")
+
+
 def test_a_codec_may_be_a_policy(tmp_path: Path, corpus: Path) -> None:
     _, manifest = found(tmp_path, corpus, codec="1d:fp32,int8(block=32)")
     recipe = read_recipe(manifest)

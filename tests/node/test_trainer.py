@@ -168,10 +168,10 @@ def test_a_tau_that_is_not_fixed_ends_where_the_next_lap_would() -> None:
     run(main, window=30, delay_steps=None)
 
 
-def test_the_run_is_complete_when_no_lap_fits_any_more() -> None:
+def test_the_run_is_complete_when_all_its_steps_are_made() -> None:
     lab = Lab(pace=replace(PACE, laps=Laps(least=3, most=9), total_steps=11))
-    finished = [settle(lab, holding((0, 18)), version, 0) and lab.trainer.finished for version in range(1, 4)]
-    assert finished == [False, False, True]
+    finished = [settle(lab, holding((0, 18)), version, 0) and lab.trainer.finished for version in range(1, 5)]
+    assert finished == [False, False, False, True], "after eleven, not after nine"
 
 
 def test_while_a_round_is_under_way_some_steps_more_are_trained() -> None:

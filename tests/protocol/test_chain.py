@@ -241,7 +241,7 @@ def test_other_rules_do_not_follow() -> None:
 @pytest.mark.parametrize(("interval", "num"), [(30, 1), (30, 3), (12, 4)])
 def test_fragments_take_turns_as_in_the_timetable_until_the_order_moves_on(interval: int, num: int) -> None:
     cuts = tuple(range(0, 10 * num + 1, 10))
-    rules = replace(RULES, cuts=cuts, total_steps=(4 * num + 2) * LAP - 1)
+    rules = replace(RULES, cuts=cuts, total_steps=(4 * num + 1) * LAP)
     table = Timetable(interval=interval, fragments=num)
     sent = [e.fragment for step in range(1, 4 * interval + 1) for e in table.after(step).sends]
     turns = [rules.span(but(PARENT, version=version, steps=LAP * version)) for version in range(4 * num + 1)]

@@ -90,7 +90,7 @@ def test_while_somebody_downloads_the_state_laps_only_become_longer(limits: Laps
         (1 << 40, [0.1], 5, "5 is the least"),
         (1 << 40, [1000.0], 400, "400 is the most"),
         (20, [1000.0], 20, "20 is the most of what is left of the run"),
-        (3, [1000.0], 5, "5 is the most of what is left of the run"),
+        (3, [1000.0], 3, "3 is the most of what is left of the run"),
         (1 << 40, [], 7, "nobody has said yet"),
     ],
 )
@@ -107,14 +107,27 @@ def test_what_the_manifest_fixes_is_not_chosen() -> None:
 
 @given(laps, st.integers(1, 3000), st.data())
 def test_laps_never_overrun_the_run(limits: Laps, total: int, data: st.DataObject) -> None:
-    """Whatever is chosen on the way, the sum of the laps stays within the run, and what is left in the end is less than a lap."""
+    """Whatever is chosen on the way, the sum of the laps stays within the run, and is the run in the end."""
     total = max(total, limits.least)
     steps, lap, rounds = 0, limits.least, 0
     while not limits.finished(total - steps) and rounds < 100:
         steps, rounds = steps + lap, rounds + 1
         measured = data.draw(st.floats(0, 1e3))
         lap, _ = choose(limits, lap, left=total - steps, rounds_s=[measured])
-    assert steps <= total and (rounds == 100 or total - steps < limits.least)
+    assert steps == total or (steps < total and rounds == 100)
+
+
+@pytest.mark.parametrize(
+    ("total", "lap", "last"), [(150, 100, 50), (2450, 80, 50), (199, 100, 99), (201, 100, 1), (200, 100, 100)]
+)
+def test_a_run_of_laps_that_the_manifest_fixes_ends_with_what_is_left_of_it(total: int, lap: int, last: int) -> None:
+    limits, trail = Laps.fixed(lap, lap - 1), [lap]
+    while not limits.finished(left := total - sum(trail)):
+        begun, reason = limits.choose(Lap(trail[-1]), left=left, step_s=1.0, rounds=[])
+        assert limits.allows(begun, left) and 0 <= limits.delay_of(begun.steps) < begun.steps and reason
+        assert begun.steps == lap or not limits.allows(Lap(lap), left), "nor may anybody overrun it"
+        trail.append(begun.steps)
+    assert trail == [lap] * (len(trail) - 1) + [last]
 
 
 WIDE = Laps(least=5, most=400, widths=(1, 2, 3, 6))

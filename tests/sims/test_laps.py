@@ -154,6 +154,28 @@ def test_a_state_that_takes_longer_than_means_are_kept_still_arrives() -> None:
     assert longest[0] > 20
 
 
+@pytest.mark.parametrize("limits", [Laps.fixed(7), Laps.fixed(7, 6)])
+def test_the_last_of_equal_laps_is_what_is_left_of_the_run(limits: Laps) -> None:
+    """Else the learning rate would end in the middle of its fall."""
+    done: list[tuple[int, int, int]] = []
+
+    async def watch(swarm: Swarm) -> None:
+        while len(swarm.peers) < PEERS or not all(p.trainer.finished for p in swarm.peers.values()):
+            await asyncio.sleep(1.0)
+        commits = [c.commit for c in swarm.peers[0].member.history]
+        done.extend(
+            (c.steps, c.round.parts[-1].stop - c.round.parts[0].start, len(c.round.contributors))
+            for c in commits
+            if c.round
+        )
+
+    report = run(limits, 24, 200.0, (1.0,) * PEERS, watch, fragments=3)
+    assert report.violations == [] and report.members == PEERS
+    assert [steps for steps, _, _ in done] == [7, 14, 21, 24]
+    assert done[-1][1] > 2 * max(moved for _, moved, _ in done[:-1]), "the last round moves everything"
+    assert done[-1][2] == PEERS
+
+
 def test_the_run_ends_where_it_should_though_laps_change() -> None:
     total, limits = 150, Laps(least=7, most=60)
     done: list[tuple[int, int]] = []
@@ -170,7 +192,7 @@ def test_the_run_ends_where_it_should_though_laps_change() -> None:
     report = run(limits, total, 400.0, (1.0,) * PEERS, watch)
     assert report.violations == []
     assert done[0] == (0, limits.least) and max(lap for _, lap in done) > 10, "it begins with the least"
-    assert total - limits.least < done[-1][0] <= total, "the last lap is as long as what was left"
+    assert done[-1][0] == total, "the last lap is as long as what was left"
     assert set(counted) <= {steps for steps, _ in done} and done[-1][0] in counted, (
         "the learning rate counts what commits say"
     )

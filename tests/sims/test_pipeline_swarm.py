@@ -48,6 +48,24 @@ def test_two_stages_of_two_peers_train() -> None:
         assert step["cut"] == 0 and not step["lost"] and step["visits"] == 3 * step["landed"]
 
 
+@pytest.mark.parametrize("delay_steps", [0, "auto"])
+def test_the_last_lap_is_what_is_left_of_the_run(delay_steps: Any) -> None:
+    """At the same step of the pipeline for all stages, though each counts by its own chain."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(4):
+            swarm.start(peer)
+        await until_done(swarm, *range(4))
+
+    swarm = simulate(recipe(total_steps=11, delay_steps=delay_steps), Counting(), signers(4), story)
+    assert not swarm.broken and swarm.rounds() == {0: 3, 1: 3}
+    counted = {number: chain.history[max(chain.history)].steps for number, chain in swarm.judge.chains.items()}
+    assert set(counted.values()) == {11} and len(counted) == 2
+    assert 11 <= steps_done(swarm) <= 11 + 3 * (delay_steps == "auto")
+    for commit in swarm.happened("round.commit")[-4:]:
+        assert len(commit["contributors"]) == 2 and commit["contributed"]
+
+
 def test_one_peer_each_is_enough_and_another_may_come_late() -> None:
     async def story(swarm: PipelineSwarm) -> None:
         swarm.start(0)
