@@ -207,10 +207,15 @@ class ErrorFeedback(Feedback):
         self._squares[part] = wanted**2, min(norm, limit) ** 2
         return payload
 
-    def age(self, rounds: int) -> None:
-        """So many rounds went by without this peer: what it still owes fades with them."""
+    def age(
+        self,
+        rounds: float,  # need not be whole where not all of them moved all the elements
+        parts: Iterable[Slice] | None = None,  # that they moved; None: everything
+    ) -> None:
+        """So many rounds went by without this peer: what it still owes fades with them, as it would have with its own."""
         if rounds > 0 and self.decay < 1.0:
-            self.memory.mul_(self.decay**rounds)
+            for start, stop in [(0, self.codec.numel)] if parts is None else parts:
+                self.memory[start:stop].mul_(self.decay**rounds)
 
     def _lose(self, start: int, stop: int) -> None:
         """After a crash: what is in the memory was sent, and what was left out then is lost."""

@@ -93,6 +93,7 @@ class Peer:
             downlink=terms.downlink,
             spec=terms.feedback,
             version=lambda: self.applier.version,
+            fragments=settings.rules.num_fragments,
         )
         meetings = meetings_of(
             terms,

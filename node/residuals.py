@@ -20,8 +20,9 @@ for after all. Then what we owed for these elements has been sent, and what that
 A mean that is void (`protocol.participation`) is encoded again, and what is pending of it with it. Only a node that is killed right after a checkpoint
 that fell between the two goes on with what the void one left out, in one part of one round.
 
-The uplink's residual fades (decay) with every round of the swarm that goes by without our contribution. The downlink's does not: it waits for
-its owner's next turn, and that is no absence.
+The uplink's residual fades (decay) with every round of the swarm that goes by without our contribution, where that round moved something: as fast as with
+contributions, of which each meets one fragment. What the rounds of a long absence have moved nobody may know any more: then it is a P-th of the
+vector each. The downlink's does not fade: it waits for its owner's next turn, and that is no absence.
 
 Everything here blocks and belongs to the side door, one call at a time, for what is encoded there becomes what is settled here.
 """
@@ -50,8 +51,10 @@ class Residuals:
         downlink: FlatCodec,
         spec: FeedbackSpec,
         version: Callable[[], int],  # of the outer state that the node has: rounds until now
+        fragments: int,  # P, that take turns
     ) -> None:
         self._me = me
+        self._fragments = fragments
         self._spec = spec
         self._version = version
         self._codecs = {"up": uplink, "down": downlink}
@@ -140,23 +143,25 @@ class Residuals:
             if self._counted(result):
                 self._feedbacks["up"].commit(result.plan, _slices(result))
             else:
-                self._absent(1)
+                self._absent(1, _slices(result))
         if "down" in self._feedbacks:
             self._feedbacks["down"].commit(result.plan, _slices(result, owner=self._me))
 
     def catch_up(self, results: Sequence[RoundResult], rounds: int) -> None:
         """So many rounds were committed while we were away; these results of them, in order, are known."""
-        ours = [result for result in results if self._counted(result) or _slices(result, owner=self._me)]
-        for result in ours:
-            self.settle(result)
+        for result in results:
+            if self._counted(result) or _slices(result, owner=self._me):
+                self.settle(result)
+            else:
+                self._absent(1, _slices(result))
         if "down" in self._feedbacks:
             self._feedbacks["down"].rollback()
-        self._absent(rounds - len(ours))
+        self._absent((rounds - len(results)) / self._fragments)
 
-    def _absent(self, rounds: int) -> None:
+    def _absent(self, rounds: float, parts: Sequence[Slice] | None = None) -> None:
         if "up" in self._feedbacks:
             self._feedbacks["up"].rollback()
-            self._feedbacks["up"].age(rounds)
+            self._feedbacks["up"].age(rounds, parts)
 
     def _counted(self, result: RoundResult) -> bool:
         return any(contribution.peer == self._me for contribution in result.contributors)

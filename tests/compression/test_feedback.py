@@ -102,6 +102,11 @@ def test_absence_fades_the_residual() -> None:
     feedback.memory.fill_(8.0)
     feedback.age(3)
     assert feedback.memory.eq(1.0).all()
+    feedback.age(2, [(0, 16), (32, 40)])
+    assert feedback.memory[:16].eq(0.25).all() and feedback.memory[16:32].eq(1.0).all()
+    assert feedback.memory[32:40].eq(0.25).all() and feedback.memory[40:].eq(1.0).all()
+    feedback.age(0.5)
+    assert feedback.memory[40:].eq(0.5**0.5).all()
 
 
 # ---- rounds ---------------------------------------------------------------------------------------------------

@@ -65,7 +65,9 @@ class Node:
         self.doors = doors()
         self.means = MeanStore(self.disk, self.doors.side)
         flat = uniform(CODEC, NUMEL)
-        self.residuals = Residuals(self.id, uplink=flat, downlink=flat, spec=FeedbackSpec(), version=lambda: 0)
+        self.residuals = Residuals(
+            self.id, uplink=flat, downlink=flat, spec=FeedbackSpec(), version=lambda: 0, fragments=1
+        )
         self.neighbours = Neighbours()
         self.turn = 8
         """Of fragments' rounds."""
@@ -116,7 +118,7 @@ class Node:
 
     def encode_with(self, uplink: FlatCodec, downlink: FlatCodec, spec: FeedbackSpec) -> None:
         """From now on."""
-        self.residuals = Residuals(self.id, uplink=uplink, downlink=downlink, spec=spec, version=lambda: 0)
+        self.residuals = Residuals(self.id, uplink=uplink, downlink=downlink, spec=spec, version=lambda: 0, fragments=1)
         self.exchange._uplink, self.exchange._downlink = uplink, downlink
         self.exchange._residuals = self.residuals
 

@@ -30,7 +30,7 @@ def vector(seed: int, numel: int = NUMEL) -> Tensor:
 
 
 def residuals(spec: FeedbackSpec = BOTH, version: int = 0) -> Residuals:
-    return Residuals(ME, uplink=FLAT, downlink=FLAT, spec=spec, version=lambda: version)
+    return Residuals(ME, uplink=FLAT, downlink=FLAT, spec=spec, version=lambda: version, fragments=len(PARTS))
 
 
 def plan(number: int) -> bytes:
@@ -74,7 +74,8 @@ def test_a_round_without_us_changes_nothing_but_what_fades() -> None:
     up, down = memory(one, "up"), memory(one, "down")
     take_part(one, 2)
     one.settle(result(2, counted=False, kept=(False, True)))
-    assert torch.equal(memory(one, "up"), up * 0.5) and torch.equal(memory(one, "down"), down)
+    assert torch.equal(memory(one, "up")[128:], up[128:] * 0.5) and torch.equal(memory(one, "down"), down)
+    assert torch.equal(memory(one, "up")[:128], up[:128]), "what it did not move"
     assert one.state()["up.parts"].numel() == one.state()["down.parts"].numel() == 0
 
 
@@ -111,8 +112,10 @@ def test_an_absence_fades_the_uplink_by_the_rounds_that_went_by() -> None:
     one.settle(result(1))
     up, down = memory(one, "up"), memory(one, "down")
     take_part(one, 2)
-    one.catch_up([result(3, counted=False, kept=(False, True)), result(4, counted=False, kept=(False, True))], 5)
-    assert torch.equal(memory(one, "up"), up * 0.5**5) and torch.equal(memory(one, "down"), down)
+    one.catch_up([result(3, counted=False, kept=(False, True)), result(4, counted=False, kept=(False, True))], 6)
+    expected = torch.cat([up[:128] * 0.5**2, up[128:] * 0.5 ** (2 + 2)])
+    assert torch.equal(memory(one, "up"), expected), "four rounds that nobody tells of moved half of the vector each"
+    assert torch.equal(memory(one, "down"), down)
     assert one.state()["up.parts"].numel() == 0
 
 
@@ -120,10 +123,34 @@ def test_the_rounds_that_counted_us_before_an_absence_count() -> None:
     one, twin = residuals(), residuals()
     for each in (one, twin):
         take_part(each, 1)
-    one.catch_up([result(1), result(2, counted=False, kept=(False, True))], 3)
+    one.catch_up([result(1), result(2, counted=False, kept=(False, True))], 4)
     twin.settle(result(1))
-    assert torch.equal(memory(one, "up"), memory(twin, "up") * 0.5**2)
+    expected = torch.cat([memory(twin, "up")[:128] * 0.5, memory(twin, "up")[128:] * 0.5**2])
+    assert torch.equal(memory(one, "up"), expected)
     assert torch.equal(memory(one, "down"), memory(twin, "down"))
+
+
+def test_who_is_absent_forgets_as_fast_as_who_takes_part() -> None:
+    """Ten rounds of two fragments in turn: each meets five of them, whether there is anything to add to it or not."""
+    sparse = uniform(parse_codec("topk(chunk=64,k=1,bits=2)"), NUMEL)
+
+    def owing() -> Residuals:
+        one = Residuals(ME, uplink=sparse, downlink=sparse, spec=BOTH, version=lambda: 0, fragments=len(PARTS))
+        one.state()["up.memory"].fill_(1.0)
+        return one
+
+    present, absent, away = owing(), owing(), owing()
+    for number in range(10):
+        _, start, stop = PARTS[number % 2]
+        kept = [part[1] == start for part in PARTS]
+        present.begin(plan(number))
+        present.encode_contribution(plan(number), torch.zeros(stop - start), start)
+        present.settle(result(number, kept=kept))
+        absent.settle(result(number, counted=False, kept=kept))
+    away.catch_up([], 10)
+    for each in (present, absent, away):
+        for _, start, stop in PARTS:
+            assert memory(each, "up")[start:stop].median() == 0.5**5, "of what was never sent"
 
 
 @pytest.mark.parametrize("spec", [FeedbackSpec(), FeedbackSpec(uplink="residual", downlink="residual", after_rounds=4)])
@@ -189,6 +216,8 @@ def test_residuals_of_another_swarm_are_refused() -> None:
     up_only = residuals(FeedbackSpec(uplink="residual"))
     with pytest.raises(DamagedCheckpoint, match=r"residuals of \['down', 'up'\] were saved, the manifest has \['up'\]"):
         up_only.load(residuals().state())
-    shorter = Residuals(ME, uplink=uniform(CODEC, 32), downlink=uniform(CODEC, 32), spec=BOTH, version=lambda: 0)
+    shorter = Residuals(
+        ME, uplink=uniform(CODEC, 32), downlink=uniform(CODEC, 32), spec=BOTH, version=lambda: 0, fragments=1
+    )
     with pytest.raises(DamagedCheckpoint, match="not the state of error feedback for 32 elements"):
         shorter.load(residuals().state())
