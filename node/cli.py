@@ -171,8 +171,8 @@ def create(
         bool | None,
         typer.Option(
             "--feedback/--no-feedback",
-            help="Remember what the codec leaves out, and send it in later rounds. Default: the method's, which keeps it in the "
-            "sender's parameters; of `none`: with codecs below 3 bits.",
+            help="Remember what the codec leaves out, from the first round on, and send it in later ones. Default: the method's, which keeps it in the "
+            "sender's parameters; of `none`: with codecs below 3 bits, after a quarter of the run.",
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of parameters and of the order of samples.")] = None,

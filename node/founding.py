@@ -69,7 +69,7 @@ FEEDBACK_BITS = 3.0
 """Codecs below so many bits per parameter get error feedback: the rest leave out so little that it is not worth its memory."""
 
 FEEDBACK_WAITS = 4
-"""It starts after the first of so many parts of the run: from random weights it gains less, or does harm (`docs/feedback.md`)."""
+"""It starts after the first of so many parts of the run, where nobody asked for it: from random weights it gains less, or does harm (`docs/feedback.md`)."""
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Manifest)}
 _MANY = 1 << 20
@@ -229,6 +229,8 @@ def _sections(options: CreateOptions) -> Sections:
         raise ConfigError(
             f"pipeline.{said[0]}: the model is not cut into stages; say into how many (--stages), or leave it out"
         )
+    if _asks_for_residuals(sections["feedback"]):
+        sections["feedback"].setdefault("after_rounds", 0)
     swarm = sections["swarm"]
     if (said := swarm.setdefault("name", options.name)) != options.name:
         raise ConfigError(
@@ -237,6 +239,13 @@ def _sections(options: CreateOptions) -> Sections:
     swarm.setdefault("total_steps", DEFAULT_STEPS)
     fill_method(sections, options.method)
     return sections
+
+
+def _asks_for_residuals(said: dict[str, Any]) -> bool:
+    """Whether a person wants residuals, and not the codecs that they chose: who has a decay in mind, as SparseLoCo's, has an algorithm in mind that begins with the run."""
+    decay = said.get("decay")
+    fades = isinstance(decay, int | float) and decay < 1.0
+    return fades or "residual" in (said.get("uplink"), said.get("downlink"))
 
 
 def _fill_given(sections: Sections, folder: Path) -> GivenModel:
@@ -362,7 +371,7 @@ def _fill_steps(sections: Sections) -> None:
 
 
 def _fill_feedback(sections: Sections) -> None:
-    """Feedback where the codec leaves out much, once the run is warm."""
+    """Feedback where the codec leaves out much, once the run is warm unless it was asked for."""
     feedback, swarm = sections["feedback"], sections["swarm"]
     for way in ("uplink", "downlink"):
         key = f"{way}_codec"

@@ -207,7 +207,8 @@ class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     downlink: str = "none"
     """Of reduced means, by the owners of parts: `none` or `residual`."""
     decay: float = 1.0
-    """Share of a residual that is still owed a round later."""
+    """Share of a residual that is still owed a round later. SparseLoCo's is 0.95. No part is owed more than 10 norms of what there was to send, and the rest is given
+    up; the published methods have no such bound."""
     last_codec: str = ""
     """With `kept`: codec of contributions and means in the last round of the run, which moves everything; empty: the same as always. What is kept until
     then is rounds too late for momentum, so that in that round the outer optimiser is the plain mean, whatever the codec."""

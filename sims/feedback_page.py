@@ -105,7 +105,7 @@ def _lines(curves: Curves) -> list[str]:
         "sent; what is owed at any time is one residual per peer.",
         "",
         'In a node: `[feedback]` in the manifest (`uplink`, `downlink`, `decay`, `after_rounds`; with `uplink = "kept"` also `last_codec`, of the last round), or `farflung create --feedback`. `create` turns it on by itself with codecs '
-        "below 3 bits per parameter, from the second quarter of the run on. It costs 4 bytes of host memory per parameter and direction. A residual moves only when a commit "
+        "below 3 bits per parameter, from the second quarter of the run on; where it was asked for, by that flag, as a `residual` or by a `decay` below 1, from the first round. It costs 4 bytes of host memory per parameter and direction. A residual moves only when a commit "
         "counts the contribution that it comes from; a round that fails changes nothing. `farflung status` and the log's `round.commit` (`owed`) show how much was left out.",
         "",
         "`uplink = \"kept\"` leaves what the uplink's codec left out in the peer's own parameters, and so in its next pseudo-gradient. It costs no memory, and the "

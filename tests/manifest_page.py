@@ -60,7 +60,7 @@ FILLED = {
     "inner.warmup_steps": "`100`, and at most a tenth of `swarm.total_steps`",
     "feedback.uplink": f'`"none"`; `"residual"` with codecs below {founding.FEEDBACK_BITS:g} bits',
     "feedback.downlink": f'`"none"`; `"residual"` with codecs below {founding.FEEDBACK_BITS:g} bits',
-    "feedback.after_rounds": f"with a residual the rounds of the first part of {founding.FEEDBACK_WAITS} of the run",
+    "feedback.after_rounds": f"`0`; with a residual that follows from the codec, the rounds of the first part of {founding.FEEDBACK_WAITS} of the run",
     "pipeline.layers": "by what the stages compute, head included",
     "swarm.name": "the `NAME` of `create NAME`; any other is an error",
     "swarm.batch_tokens": f"{founding.DEFAULT_BATCH} samples",

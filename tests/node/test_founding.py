@@ -290,7 +290,8 @@ def test_a_codec_that_this_version_does_not_know_is_named(tmp_path: Path, corpus
         ({"codec": "deadzone(bits=1.0)"}, FeedbackSpec(uplink="residual", downlink="residual", after_rounds=25)),
         ({"codec": "1d:fp32,sign"}, FeedbackSpec(uplink="residual", downlink="residual", after_rounds=25)),
         ({"codec": "sign", "feedback": False}, FeedbackSpec()),
-        ({"feedback": True}, FeedbackSpec(uplink="residual", downlink="residual", after_rounds=25)),
+        ({"feedback": True}, FeedbackSpec(uplink="residual", downlink="residual")),
+        ({"codec": "sign", "feedback": True}, FeedbackSpec(uplink="residual", downlink="residual")),
     ],
 )
 def test_feedback_follows_the_codec_unless_it_is_said(
@@ -339,6 +340,39 @@ def test_feedback_is_in_the_file_as_well(tmp_path: Path, corpus: Path) -> None:
     )
     manifest = open_manifest(made.manifest.read_bytes(), swarm=None, peer=None)
     assert manifest.feedback == FeedbackSpec(uplink="residual", downlink="none", decay=0.95, after_rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("said", "after_rounds"),
+    [
+        ('uplink = "residual"', 0),
+        ("decay = 0.95", 0),
+        ("decay = 1.0", 2),
+        ('uplink = "residual"\nafter_rounds = 2', 2),
+        ('downlink = "none"', 2),
+    ],
+)
+def test_who_asks_for_feedback_has_it_from_the_first_round(
+    tmp_path: Path, corpus: Path, said: str, after_rounds: int
+) -> None:
+    """SparseLoCo without it would drop 98 % of all elements for good in a quarter of the run."""
+    file = tmp_path / "swarm.toml"
+    codec, outer = "topk(chunk=4096,k=64,bits=2)", '[outer]\noptimizer = "sgd"\nlr = 1.0\nmomentum = 0.0\n'
+    file.write_text(f'{outer}[swarm]\nuplink_codec = "{codec}"\n[feedback]\n{said}\n', encoding="utf-8")
+    made = daemon.create(
+        CreateOptions(
+            name="b",
+            method="none",
+            config=file,
+            data=str(corpus),
+            steps=240,
+            inner_steps=30,
+            home=tmp_path / "a",
+            open=True,
+        )
+    )
+    feedback = open_manifest(made.manifest.read_bytes(), swarm=None, peer=None).feedback
+    assert (feedback.uplink, feedback.after_rounds) == ("residual", after_rounds), "of 8 rounds"
 
 
 def test_the_inner_options_reach_the_learner(tmp_path: Path, corpus: Path) -> None:
