@@ -10,6 +10,7 @@ parentheses wins. Weight decay is for matrices only, whatever the optimiser.
 
 import ast
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,6 +131,9 @@ def parse_optimizer(text: str) -> OptimizerSpec:
         if unknown := set(arguments) - _OWN[name]:
             known = ", ".join(sorted(_OWN[name])) or "no arguments"
             raise ValueError(f"optimizer {name} does not know {', '.join(sorted(unknown))}; it takes {known}")
+        rate = arguments.get("adamw_lr", 1.0)  # the only one that no step tries out
+        if type(rate) not in (int, float) or not 0 < rate < math.inf:
+            raise ValueError(f"optimizer {name}: adamw_lr = {rate!r} must be a finite number above 0")
     elif name not in _torch_classes():
         raise UnknownOptimizer(
             f"no inner optimizer is called {name!r}; there are {', '.join([*_OWN, *_torch_classes()])}"

@@ -134,6 +134,10 @@ def test_every_class_of_torch_trains_or_is_refused(name: str, config: ModelConfi
         ("muon(**{})", "write a name"),
         ("muon(", "write a name"),
         ("muon(speed=3)", "muon does not know speed; it takes adamw_lr, iterations, momentum"),
+        *(
+            (f"muon(adamw_lr={rate})", "must be a finite number above 0")
+            for rate in ("-0.003", "0", "0.0", "1e999", "True", "None", "'0.003'")
+        ),
         ("muon(momentum=2)", "momentum must lie in"),
         ("muon(momentum='a')", "cannot be used"),
         ("muon(iterations=1000000000)", "iterations 1 to 64"),
