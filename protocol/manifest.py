@@ -180,7 +180,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
         if self.delay_steps != "auto":
             check_range("swarm.delay_steps", self.delay_steps, 0, self.laps.least - 1)
-        check_range("inner.warmup_steps", self.inner.warmup_steps, 0, self.total_steps)
+        check_range("inner.warmup_steps", self.inner.warmup_steps, 0, self.total_steps - 1)
 
     def _check_fragments(self, most: int) -> None:
         key = "swarm.max_fragments" if self.fragments == "auto" else "swarm.fragments"

@@ -159,7 +159,7 @@ class InnerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         check_range("inner.z_loss", self.z_loss, 0.0, 1.0)
         check_range("inner.warmup_steps", self.warmup_steps, 0, 1 << 40)
         check_one_of("inner.schedule", self.schedule, ("cosine", "wsd"))
-        check_range("inner.decay_fraction", self.decay_fraction, 0.0, 1.0)
+        check_range("inner.decay_fraction", self.decay_fraction, 1e-6, 1.0)
         check_range("inner.min_lr_ratio", self.min_lr_ratio, 0.0, 1.0)
 
 

@@ -20,7 +20,7 @@ def manifest(name: str, admission: AdmissionSpec) -> Manifest:
         model=model,
         data=data,
         batch_tokens=8,
-        total_steps=100,
+        total_steps=200,
         admission=admission,
     )
 

@@ -57,7 +57,7 @@ MANIFEST = Manifest(
     model=ModelSpec(vocab_size=256, dim=8, num_layers=1, num_heads=1, num_kv_heads=1, ffn_dim=8, seq_len=8),
     data=DataSpec(spec="stdlib", content_hash=bytes(32), num_samples=1),
     batch_tokens=8,
-    total_steps=100,
+    total_steps=200,
     admission=AdmissionSpec(rule="open"),
 )
 SIGNED = sign_manifest(FOUNDER, MANIFEST)
