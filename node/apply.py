@@ -266,18 +266,18 @@ class Applier:
     async def _take_round(self, commit: Commit, prepared: _Prepared) -> None:
         """The outer step, and what it does to our progress."""
         self._learner.outer.rule = self._terms.rule(commit)
-        contributed = prepared.contributed
+        contributed = prepared.contributed and self._exchange.in_flight == prepared.result.plan  # not given up since
         await self._learn(self._learner.apply, prepared.updates, contributed=contributed, told=prepared.told)
         await self._aside(self._residuals.settle, prepared.result)
         if self._counted(prepared.result) and not contributed:
-            self._drop("a round counted it before this node was restarted")
+            self.give_up("a round counted it before this node was restarted, or began again")
             await self._learn(self._learner.discard_progress)
 
     async def _settle(self, commit: Commit, result: RoundResult | None) -> None:
         """What follows from a commit for our data."""
         counted = self._counted(result) if result is not None else 0
         if not self._trainer.settle(commit, self.version, counted):
-            self._drop("its samples were handed to others")
+            self.give_up("its samples were handed to others")
             await self._learn(self._learner.discard_progress)
 
     async def _announce(self, commit: Commit, *, changed: bool) -> None:
@@ -300,7 +300,7 @@ class Applier:
         """Our samples that a round counted."""
         return next((c.samples for c in result.contributors if c.peer == self._member.me), 0)
 
-    def _drop(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         """Give up local progress; the learner's parameters are the caller's business."""
         steps = self._trainer.progress.steps
         self._trainer.drop()
@@ -357,7 +357,7 @@ class Applier:
             in_flight = [r for r in counted if r.plan == self._exchange.in_flight]
             if counted and not in_flight:
                 previous = None
-                self._drop("rounds that we were away for had counted it")
+                self.give_up("rounds that we were away for had counted it")
             kept = [(p.start, p.stop) for result in in_flight for p in result.parts if p.digest]
             await self._learn(self._learner.adopt_outer, previous, counted=kept if previous is not None else ())
             self._exchange.in_flight = b""

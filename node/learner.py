@@ -73,7 +73,13 @@ class WholeLearner(Learner, Protocol):
     """With the whole model."""
 
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
-        """One inner step on the samples with these numbers."""
+        """One inner step on the samples with these numbers. Raises NonFinite, with nothing changed."""
+
+    def start_over(self) -> None:
+        """Local parameters become the outer ones, and nothing else is left of earlier steps: as after a download."""
+
+    def pass_over(self, numbers: Sequence[int]) -> None:
+        """No step is made with these samples, and they are the next ones that a round counts."""
 
     def evaluate(self) -> float:
         """Held-out loss of the outer parameters, nats per token."""
@@ -140,6 +146,13 @@ class SwarmLearner(LearnerOf[Replica]):
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
         tokens = np.stack([self._dataset.tokens(self._order.index(number)) for number in numbers])
         return self.replica.train_step(tokens, global_step)
+
+    def start_over(self) -> None:
+        self.replica.optimizer.load({}, 0)
+        self.discard_progress()
+
+    def pass_over(self, numbers: Sequence[int]) -> None:
+        """Nothing is learnt of them."""
 
     def evaluate(self) -> float:
         return self.replica.evaluate(self._heldout)

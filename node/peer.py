@@ -126,6 +126,7 @@ class Peer:
                 others_train=lambda: self.member.membership.others_train(self.member.head.commit.view),
                 set_ready=self._ready,
                 withdraw=lambda: self._do(self.member.withdraw(self._now())),
+                give_up=lambda reason: self.applier.give_up(reason),
                 up_bytes_per_s=lambda: self.exchange.sending.bytes_per_s,
                 down_bytes_per_s=lambda: self.exchange.receiving.bytes_per_s,
             )

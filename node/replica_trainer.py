@@ -2,6 +2,10 @@
 
 A round is due after a lap (`protocol.lap`: H steps, or H / P where P fragments are synchronised in turn), or when the fastest of the others
 has made its lap (`protocol.rhythm`): a slower peer brings fewer steps.
+
+A step that comes to no number (`NonFinite`) may be a bad sample's doing, a flipped bit's in parameters or moments, or that of a learning rate which is too
+high. Nobody can tell, and what was trained before is not to be trusted either. So the peer goes on from the outer parameters, as a newcomer would, with the
+same samples but for those of that step: these it passes over, and the next round counts them as if they had been trained. When that was not it, the node ends.
 """
 
 import asyncio
@@ -10,8 +14,14 @@ from farflung.node.door import Door
 from farflung.node.events import EventLog
 from farflung.node.learner import WholeLearner
 from farflung.node.trainer import Host, Pace, Trainer
+from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import count, join
+from farflung.protocol.types import Intervals
+from farflung.training.errors import NonFinite
+
+DIVERGES = 3
+"""Steps that may come to no number between two rounds that count something of ours; another one ends the node."""
 
 
 class ReplicaTrainer(Trainer):
@@ -20,6 +30,10 @@ class ReplicaTrainer(Trainer):
     def __init__(self, me: PeerId, learner: WholeLearner, door: Door, log: EventLog, pace: Pace, host: Host) -> None:
         super().__init__(me, learner, door, log, pace, host)
         self._whole = learner
+        self._diverged = 0
+        """Steps that came to no number, since a round last counted something."""
+        self._passed: set[int] = set()
+        """Samples of such steps that are in our window."""
 
     @property
     def global_step(self) -> int:
@@ -66,9 +80,44 @@ class ReplicaTrainer(Trainer):
             self.progress.began_at = loop.time()
         began = self._step_at = loop.time()
         numbers = [number for start, stop in batch for number in range(start, stop)]
-        report = await self._door.run(self._whole.train, numbers, self.global_step)
+        if not self._passed.isdisjoint(numbers):
+            await self._door.run(self._whole.pass_over, numbers)
+            self._take(batch)
+            self._log.emit("step.passed", samples=batch)
+            return True
+        try:
+            report = await self._door.run(self._whole.train, numbers, self.global_step)
+        except NonFinite as error:
+            await self._begin_again(numbers, error)
+            return True
+        self._take(batch)
+        self._note(report, began, count(batch) * self.pace.tokens_per_sample, numbers)
+        return True
+
+    def _take(self, batch: Intervals) -> None:
         self._step_at = None
         self.progress.trained = join(self.progress.trained, batch)
         self.progress.steps += 1
-        self._note(report, began, count(batch) * self.pace.tokens_per_sample, numbers)
-        return True
+
+    async def _begin_again(self, numbers: list[int], error: NonFinite) -> None:
+        """From the outer parameters, without these samples. Raises the error where that has not helped."""
+        self._diverged += 1
+        if self._diverged > DIVERGES:
+            raise error
+        self._passed.update(numbers)
+        self._log.emit("step.diverged", reason=str(error), samples=join([(number, number + 1) for number in numbers]))
+        await self._door.run(self._whole.start_over)
+        self._step_at = None
+        self._host.give_up("a step came to no number, and what went before it is not to be trusted")
+
+    def count(self, samples: int) -> None:
+        """See `Trainer.count`."""
+        super().count(samples)
+        if samples:
+            self._diverged = 0
+
+    def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
+        """See `Trainer.settle`."""
+        stays = super().settle(commit, version, contributed_samples)
+        self._passed = {n for n in self._passed if any(start <= n < stop for start, stop in self.window)}
+        return stays

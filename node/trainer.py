@@ -72,6 +72,8 @@ class Host:
     set_ready: Callable[[Ready], None]
     withdraw: Callable[[], None]
     """What we were ready with is no longer there."""
+    give_up: Callable[[str], None]
+    """The learner has no local progress any more, for this reason: nor have we, nor is any in flight."""
     up_bytes_per_s: Callable[[], float]
     down_bytes_per_s: Callable[[], float]
 

@@ -22,6 +22,9 @@ from farflung.sims.facts import Interval, LedgerFacts
 from farflung.sims.intervals import clip, length, merge, repeats
 from farflung.sims.logs import Chain, Logs, Place, chain_of, samples_of
 
+TAKES = ("step", "step.passed")
+"""Where a peer takes samples: trains on them, or knows that no number comes out of them."""
+
 BREAKS = ("node.start", "progress.dropped")
 """Where a stretch of a peer's training ends."""
 
@@ -158,7 +161,7 @@ def _sent_at(sent: Sequence[float], told: float) -> float:
 
 def compare(events: Sequence[Event], claims: Sequence[Claim]) -> Comparison:
     """One peer's steps with what commits count of it."""
-    steps = [event for event in events if event["event"] in ("step", *BREAKS)]
+    steps = [event for event in events if event["event"] in (*TAKES, *BREAKS)]
     edges = _edges(steps, claims)
     trained: dict[int, list[int]] = defaultdict(list)  # by piece of the numbers, the places in `order`
     order: list[tuple[int, int]] = []  # (stretch, piece) in the order of training
@@ -194,7 +197,7 @@ def compare(events: Sequence[Event], claims: Sequence[Claim]) -> Comparison:
 
 def _edges(steps: Iterable[Event], claims: Iterable[Claim]) -> list[int]:
     """Where an interval of either begins or ends, ascending: between two neighbours all samples have the same history."""
-    intervals = [interval for event in steps if event["event"] == "step" for interval in event["samples"]]
+    intervals = [interval for event in steps if event["event"] in TAKES for interval in event["samples"]]
     intervals += [interval for claim in claims for interval in claim.intervals]
     return sorted({edge for interval in intervals for edge in interval})
 

@@ -82,6 +82,12 @@ class VectorLearner:
         self.reported.wait()
         return StepReport(loss=0.0, tokens=len(numbers), grad_norm=0.0, lr=0.0)
 
+    def start_over(self) -> None:
+        self.discard_progress()
+
+    def pass_over(self, numbers: Sequence[int]) -> None:
+        pass
+
     def offer(self) -> None:
         pass
 

@@ -81,6 +81,8 @@ class Judge:
     _counted_once: list[tuple[int, int]] = field(default_factory=list)
     """Samples that commits of all groups have counted."""
     _steps: Steps = field(init=False)
+    _diverged: set[int] = field(default_factory=set)
+    """Peers that may give up what they have trained since, for a step of theirs came to no number."""
     _plans: dict[int, tuple[int, set[str]]] = field(default_factory=dict)
     """By peer, the height of the round that it last sent a contribution for, and the plans under which it did, since it was started."""
     _cuts: Cuts = field(default_factory=Cuts)
@@ -198,7 +200,11 @@ class Judge:
                 if bytes.fromhex(event["of"]) in self.swarm.attackers:
                     return
                 self.violate(8, f"peer {index} refused an honest message: {event['error']}: {event['reason']}")
-            case "progress.dropped" if event["steps"]:
+            case "step.diverged":
+                self._diverged.add(index)
+            case "step" | "step.passed":
+                self._diverged.discard(index)
+            case "progress.dropped" if event["steps"] and index not in self._diverged:
                 self._check_dropped(index)
             case "invariant.broken":
                 self.violate(int(event["which"]), f"peer {index} says: {event['detail']}")

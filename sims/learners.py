@@ -79,6 +79,9 @@ class ReplicaLearner(BookedLearner[Replica], SwarmLearner):
         self.book_step(numbers)
         return report
 
+    def pass_over(self, numbers: Sequence[int]) -> None:
+        self.book_step(numbers)
+
 
 class SimStageLearner(BookedLearner[StageReplica], StageLearner):
     """What a peer of a pipeline trains with, and the same book."""

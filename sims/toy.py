@@ -69,6 +69,12 @@ class ToyLearner(Coupled, SampleBook):
         self.book_step(numbers)
         return StepReport(loss=float(local.square().mean()), tokens=len(numbers), grad_norm=1.0, lr=0.01)
 
+    def start_over(self) -> None:
+        self.discard_progress()
+
+    def pass_over(self, numbers: Sequence[int]) -> None:
+        self.book_step(numbers)
+
     def directions(self, numbers: Sequence[int]) -> Sequence[int]:
         """The samples that move something."""
         return numbers

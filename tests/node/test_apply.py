@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tests.node.applying import (
     Applying,
     change,
@@ -183,7 +184,30 @@ def test_what_a_round_counted_is_no_progress_any_more(in_flight: bool) -> None:
         assert one.node.learner.trained == kept
         assert one.trainer.progress.trained == (((4, 6),) if in_flight else ())
         dropped = [e["reason"] for e in one.named("progress.dropped")]
-        assert dropped == ([] if in_flight else ["a round counted it before this node was restarted"])
+        assert dropped == ([] if in_flight else ["a round counted it before this node was restarted, or began again"])
+
+    in_lab(1, main)
+
+
+def test_what_is_given_up_while_the_means_of_its_round_are_decoded_is_not_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(lab: Lab) -> None:
+        one = Applying(lab, lab.nodes[0])
+        await one.start([genesis()])
+        train(one, 0, 1, 2, 3)
+        one.node.learner.pseudo_gradient()
+        one.node.exchange.in_flight = plan_of(1)
+
+        def told(result: object) -> None:
+            one.node.learner.start_over()
+            one.applier.give_up("a step came to no number")
+
+        monkeypatch.setattr(one.node.residuals, "told", told)
+        await hold(one.node, 1)
+        await one.take(round_after(genesis().commit, samples=4))
+        assert one.applier.version == 1 and one.trainer.progress.trained == ()
+        assert torch.equal(one.node.learner.parameters[0], one.node.learner.outer.params)
 
     in_lab(1, main)
 

@@ -93,6 +93,7 @@ class Lab:
                 others_train=lambda: False,
                 set_ready=self.ready.append,
                 withdraw=lambda: None,
+                give_up=lambda reason: None,
                 up_bytes_per_s=lambda: 5.0,
                 down_bytes_per_s=lambda: 7.0,
             ),

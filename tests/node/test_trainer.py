@@ -30,6 +30,7 @@ class Lab:
         self.learner = ToyLearner(8, Nesterov(lr=0.7, momentum=0.5))
         self.ready: list[Ready] = []
         self.withdrawn = 0
+        self.given_up: list[str] = []
         self.may = True
         self.comes = False
         """Whether a commit is on its way in."""
@@ -49,6 +50,7 @@ class Lab:
                 others_train=lambda: self.others_train,
                 set_ready=self.ready.append,
                 withdraw=self._withdraw,
+                give_up=self._give_up,
                 up_bytes_per_s=lambda: 5.0,
                 down_bytes_per_s=lambda: 7.0,
             ),
@@ -60,6 +62,11 @@ class Lab:
 
     def _withdraw(self) -> None:
         self.withdrawn += 1
+
+    def _give_up(self, reason: str) -> None:
+        """As a node's applier does."""
+        self.given_up.append(reason)
+        self.trainer.drop()
 
 
 def run(main: Callable[[Lab], Awaitable[None]], window: int = 18, delay_steps: int | None = 0) -> None:

@@ -353,6 +353,9 @@ def mark(at: float, kind: str) -> Event:
         # counted while the node was away, and trained again from an old checkpoint until it heard of that
         ([step(1, (0, 8)), step(2, (8, 16)), mark(4, "node.start"), step(5, (8, 16)), mark(6, "progress.dropped")],
          [Claim(3, [(0, 16)])]),
+        # a step came to no number: what went before it is trained again, and its samples are counted untrained
+        ([step(1, (0, 8)), mark(2, "progress.dropped"), step(3, (0, 8)), step(4, (8, 16)) | {"event": "step.passed"},
+          step(5, (16, 24))], [Claim(6, [(0, 24)])]),
         # dropped, for others had them; later they came back
         ([step(1, (0, 8)), mark(2, "progress.dropped"), step(3, (20, 28)), step(4, (0, 8))], [Claim(5, [(20, 28), (0, 8)])]),
         # trained on while the round was under way: the rest is counted by the next, which cuts a step in two

@@ -266,7 +266,7 @@ def gives_up_its_progress_with_a_missed_round(monkeypatch: pytest.MonkeyPatch) -
     async def give_up(self: Applier, commit: Commit, prepared: Any) -> None:
         await take(self, commit, prepared)
         if not self._counted(prepared.result) and self._trainer.progress.steps:
-            self._drop("it missed a round")
+            self.give_up("it missed a round")
             await self._learn(self._learner.discard_progress)
 
     monkeypatch.setattr(Applier, "_take_round", give_up)
