@@ -17,7 +17,7 @@ Only one machine here, and it is pure: `Coordinator` says whom to plan with and 
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from farflung.protocol.keys import PeerId, short
@@ -177,10 +177,10 @@ class Coordinator:
             return self._tell(attempt, go=True, reason="all are ready")
         return [(peer, attempt.plan) for peer in silent]
 
-    def begins(self, planner: PeerId, peers: Iterable[PeerId], now: float) -> list[PeerId]:
+    def begins(self, planner: PeerId, peers: Collection[PeerId], now: float) -> list[PeerId]:
         """We have heard the word for a step that we take part in, with these. Returns the data nodes that are passed over from now on (`turns`)."""
         self._in_vain.difference_update(peers)
-        return self._turns.began(planner, now)
+        return self._turns.began(planner, peers, now)
 
     def over(self, window: bytes, *, began: bool = True) -> None:
         """Our own part in a step is over. Only one that began is a reason to leave the turn where it is: a planner that asks again and again for

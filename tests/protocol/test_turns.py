@@ -57,13 +57,13 @@ def test_a_newer_step_ends_a_turn() -> None:
 
 def test_who_let_a_turn_go_by_comes_last_for_a_while() -> None:
     turns = Turns(everybody(SECOND))
-    assert turns.began(FIRST, 0.0) == []
+    assert turns.began(FIRST, [FIRST, SECOND, C], 0.0) == []
     now = wait(turns, TURN_S + TICK_S)
-    assert turns.began(SECOND, now) == [FIRST]
+    assert turns.began(SECOND, [SECOND, C], now) == [FIRST]
     assert turns.holder(now) == SECOND
     late = wait(turns, TURN_S - TICK_S, now)
     assert turns.holder(late) == SECOND
-    assert turns.began(SECOND, late) == [], "it was its turn"
+    assert turns.began(SECOND, [SECOND, C], late) == [], "it was its turn"
     for peer in (A, B, C, D):
         if peer != SECOND:
             turns.roll.heard(peer, says(0 if peer in (A, B) else 1), now + PASSED_S)
@@ -73,7 +73,47 @@ def test_who_let_a_turn_go_by_comes_last_for_a_while() -> None:
 def test_a_step_of_somebody_whose_turn_it_is_not_passes_nobody_over() -> None:
     """Peers disagree for a while about who lives."""
     turns = Turns(everybody(SECOND))
-    assert turns.began(SECOND, 0.0) == [] and turns.holder(0.0) == FIRST
+    assert turns.began(SECOND, [SECOND, C], 0.0) == [] and turns.holder(0.0) == FIRST
+
+
+def test_who_lets_its_own_turn_go_by_knows_it_when_a_step_has_begun_without_it() -> None:
+    turns = Turns(everybody(FIRST))
+    now = wait(turns, TURN_S + TICK_S)
+    turns.roll.heard(C, says(1, step=9), now)
+    now = wait(turns, 2 * TICK_S, now)
+    assert turns.holder(now) == SECOND
+    others = Turns(everybody(SECOND))
+    now = wait(others, TURN_S + TICK_S)
+    others.roll.heard(C, says(1, step=9), now)
+    now = wait(others, 2 * TICK_S, now)
+    assert others.holder(now) == FIRST, "who is not among them knows less than those who are in the step"
+
+
+def test_the_next_step_settles_for_all_in_it_who_was_passed_over() -> None:
+    """Where one was passed over and does not know it, as after a restart."""
+    passed, unaware = Turns(everybody(SECOND)), Turns(everybody(FIRST))
+    now = wait(passed, TURN_S + TICK_S)
+    wait(unaware, TICK_S, now)
+    passed.began(SECOND, [SECOND, C], now)
+    assert (passed.holder(now), unaware.holder(now)) == (SECOND, FIRST), "both plan, and refuse each other"
+    for planner, fresh in ((SECOND, [FIRST]), (FIRST, [])):
+        assert passed.began(planner, [FIRST, SECOND, C], now) == []
+        assert unaware.began(planner, [FIRST, SECOND, C], now) == fresh
+        assert passed.holder(now) == unaware.holder(now) == planner
+
+
+def test_who_was_passed_over_waits_as_long_as_it_is_in_the_steps_of_others() -> None:
+    """Else both would take it back by different clocks, and meanwhile two would plan, or none."""
+    both = Turns(everybody(SECOND)), Turns(everybody(FIRST))
+    for turns in both:
+        now = wait(turns, TICK_S)
+        turns.began(SECOND, [FIRST, SECOND, C], now)
+        now = wait(turns, TICK_S, now + PASSED_S - 1.0)
+        turns.began(SECOND, [FIRST, SECOND, C], now)
+        now = wait(turns, TICK_S, now + PASSED_S - 1.0)
+        assert turns.holder(now) == SECOND
+        now = wait(turns, TICK_S, now + 1.0)
+        assert turns.holder(now) == FIRST
 
 
 def test_the_coordinator_plans_in_its_turn_only() -> None:
