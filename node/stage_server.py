@@ -451,7 +451,7 @@ class StageServer:
         if found is None:
             if header.asks or not 0 < header.hop < len(header.route):
                 return Answer.BUSY  # its sender has others to go to; or nobody has, and it has to wait
-            answer, effects = open_.desk.cannot(header)
+            answer, effects = open_.desk.cannot(header, self._now())
             self._do(open_, effects)
             return answer
         x, its_targets = found

@@ -10,7 +10,7 @@ it has heard nothing (the digest's 5.3 and 5.4):
   forward came, which only the data node can change;
 - a gradient is taken only for the input that it belongs to: where a hop was left out before, the input is another one;
 - what was given up under a version of the route is refused until a later version brings it back; so is what there was no room for
-  here, which the data node hears at once.
+  here, or what failed, which the data node hears at once.
 
 Kept are the input until the backward, and the gradient of the input until the microbatch has landed, both under a lease that
 every request renews; outputs are computed again from the input. Forwards are refused as busy when too many wait. A leg that the
@@ -218,15 +218,24 @@ class Desk:
         return onward + self._backward_if_whole(key, visit)
 
     def failed(self, work: Work) -> list[Effect]:
-        """`work` overflowed, and added nothing."""
+        """`work` overflowed, or found no room, and added nothing: somebody else does its visit, or its data node hears that nobody does."""
         key = (work.microbatch, work.hop)
-        visit = self._visits.pop(key, None)
-        if visit is None:
-            return []
+        visit = self._visits.get(key)
+        if visit is None or (visit.backward if work.backward else visit.forward) is not Phase.RUNNING:
+            return []  # it landed or was given up meanwhile
+        if work.backward:
+            visit.backward = Phase.IDLE
+        else:
+            visit.forward = Phase.IDLE
+        is_loss = work.hop == len(visit.route)
+        elsewhere = (work.microbatch, live_hops(visit.route)[-1]) if is_loss and not self._loss_at_home else key
+        if self._counting(elsewhere, visit.route) is None:
+            return self._give_up(elsewhere, visit.version, visit.route, backward=work.backward)
+        del self._visits[key]  # the loss counts here, and nobody else has it: its data node has to lose us
         self._given_up[key] = visit.version
         return [Forget(*key), self._say(key, visit, Said.MISSING, backward=work.backward)]
 
-    def cannot(self, parcel: ParcelHeader) -> tuple[Answer, list[Effect]]:
+    def cannot(self, parcel: ParcelHeader, now: float) -> tuple[Answer, list[Effect]]:
         """A parcel for us, of which there is no room for the tensors: somebody else does its visit, unless what it brings is here already, or
         something of it counts, which has to wait for room."""
         answer = self.answer(parcel)
@@ -234,11 +243,12 @@ class Desk:
             return answer, []
         key = (parcel.microbatch, parcel.hop)
         visit = self._visits.get(key)
-        if visit is not None and self._is_counted(key, visit):
-            return Answer.TAKEN, self._send_back(key, visit)
-        if visit is not None and same_input(visit.route, parcel.route, parcel.hop):
-            if visit.has_gradient if parcel.backward else visit.has_input:
-                return Answer.TAKEN, [self._say(key, visit, Said.HOLDING, backward=parcel.backward)]
+        has_it = False
+        if visit is not None:
+            brought = visit.has_gradient if parcel.backward else visit.has_input
+            has_it = self._is_counted(key, visit) or (brought and same_input(visit.route, parcel.route, parcel.hop))
+        if has_it:  # and perhaps there is a newer route to follow
+            return self.take(parcel, now)
         if self._counting(key, parcel.route) is not None:
             return Answer.BUSY, []
         return Answer.UNWANTED, self._give_up(key, parcel.version, parcel.route, backward=parcel.backward)

@@ -20,8 +20,9 @@ what follows (the digest's table, 5.4):
                                computes forward and backward. Hops in between that are lost too are done again in the same way
     lost after its backward    what it had accumulated is lost with it: fewer visits of that stage, which keeps their mean unbiased
     no room for what it is     it says so, and another peer gets the hop at once
-    sent
-    nobody can do the hop      the flight is cut short: what was counted stays
+    sent, or for doing it; or
+    an overflow
+    nobody can do the hop      the flight is cut short: what was counted stays. So it is at once when that fails at its data node
 
 Time and all news are arguments; effects say what to send to whom.
 """
@@ -332,10 +333,13 @@ class Flights:
         return [Tell(peer, order)]
 
     def _gave_up(self, flight: Flight, peer: int, passage: Passage, now: float) -> list[Effect]:
-        """As it was asked to; or because it has no room for what came to it, whose sender is done then."""
-        if passage.version != flight.version or passage.hop == len(flight.route) or flight.peer(passage.hop) != peer:
+        """As it was asked to; or because it has no room for what came to it, whose sender is done then, or failed with it."""
+        if passage.version != flight.version:
             return []
-        if peer == self._home:  # nobody else can
+        if peer == self._home:
+            return self._cut(flight, f"its data node has no room for hop {passage.hop}, or that overflows", now)
+        flight.bind(passage.route)  # it may say so before its sender says whom it chose
+        if passage.hop == len(flight.route) or flight.peer(passage.hop) != peer:
             return []
         at = flight.position(passage.hop, backward=passage.backward)
         if at > flight.at:

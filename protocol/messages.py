@@ -271,7 +271,7 @@ class Said(IntEnum):
     STUCK = 2
     """Done here, and the next cannot be reached."""
     GAVE_UP = 3
-    """It was given up, as asked or because there is no room for what was sent for it, and will never count here under this version of its route."""
+    """It was given up, as asked or because there is no room for it or it overflowed, and will never count here under this version of its route."""
     MISSING = 4
     """What is to be sent again is not here."""
 

@@ -189,6 +189,20 @@ def test_another_peer_of_the_stage_does_what_one_has_no_room_for(what: str) -> N
         outcome = await whole(lab)
         assert not outcome.cut and {number for number, _ in lab.lacks} == {2}
         assert all(2 not in [hop.peer for hop in route] for route in outcome.routes.values())
+        assert asyncio.get_running_loop().time() < 60.0, "at once, and not by deadlines"
+
+    in_stages(main, two_data_nodes())
+
+
+@pytest.mark.parametrize("what", ["forward", "loss", "backward"])
+def test_what_a_data_node_has_no_room_for_itself_is_cut_at_once(what: str) -> None:
+    async def main(lab: StageLab) -> None:
+        lab.servers[0]._worker = copy.copy(lab.servers[0]._worker)
+        setattr(lab.servers[0]._worker, what, full)
+        outcome = await whole(lab)
+        assert len(outcome.losses) == len(outcome.cut) == 4 and not outcome.lost and not lab.errors
+        assert all("its data node has no room for hop" in why for why in outcome.cut.values())
+        assert asyncio.get_running_loop().time() < 60.0
 
     in_stages(main, two_data_nodes())
 

@@ -17,7 +17,7 @@ from farflung.protocol.flights import Flights, Note, Start, Tell
 from farflung.protocol.headers import ParcelHeader
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, encode
 from farflung.protocol.pipeline_messages import decode as decode_pipeline
-from farflung.protocol.route import Route
+from farflung.protocol.route import Route, live_hops
 from farflung.protocol.visit import Work
 from farflung.protocol.wiring import UNMEASURED
 
@@ -53,6 +53,8 @@ class PipelineLab:
         self.happens = happens
         self.full = 0.0
         """Chance that a parcel that a planned hop brings finds no room."""
+        self.fails = 0.0
+        """Chance that what a peer computes overflows, or finds no room; but a backward of a loss that counts at that peer."""
         self._chance = random.Random(f"{seed}/room")
         self.slow: dict[int, float] = {}
         self.tensors: dict[tuple[int, int, int, bool], tuple[int, ...]] = {}
@@ -205,6 +207,14 @@ class PipelineLab:
         self._computing.discard(peer)
         if peer in self.dead:
             return
+        visit = self.desks[peer]._visits.get((work.microbatch, work.hop))
+        is_alone = (
+            work.backward and not self.loss_at_home and visit is not None and work.hop == live_hops(visit.route)[-1]
+        )
+        if not is_alone and self._chance.random() < self.fails:
+            self._at(peer, self.desks[peer].failed(work))
+            self._compute(peer)
+            return
         effects = self.desks[peer].finished(work, 0, 1.0)
         if (*work[:2],) in self.desks[peer].counted.get(0, ()):
             came = self.tensors[peer, work.microbatch, work.hop, False]
@@ -271,7 +281,7 @@ class PipelineLab:
             return Answer.UNWANTED
         bound = send.tried is None and 0 < send.hop < len(send.route)
         if bound and self._chance.random() < self.full:
-            answer, effects = desk.cannot(header)
+            answer, effects = desk.cannot(header, self.now)
             self._at(send.peer, effects)
             return answer
         answer, effects = desk.take(header, self.now)

@@ -72,19 +72,65 @@ def test_what_was_given_up_is_refused_until_a_later_version() -> None:
 
 def test_what_there_is_no_room_for_is_given_up_unless_it_is_here_or_counts() -> None:
     one = desk()
-    answer, effects = one.cannot(parcel())
+    answer, effects = one.cannot(parcel(), 0.0)
     (effect,) = [effect for effect in effects if isinstance(effect, Report)]
     assert (effect.home, effect.passage.said, effect.passage.backward) == (0, Said.GAVE_UP, False)
     assert answer is Answer.UNWANTED
     assert one.take(parcel(), 0.0) == (Answer.UNWANTED, [])
-    assert one.cannot(parcel()) == (Answer.UNWANTED, [])  # it has been said
+    assert one.cannot(parcel(), 0.0) == (Answer.UNWANTED, [])  # it has been said
     one.take(parcel(version=1), 0.0)
-    answer, effects = one.cannot(parcel(version=1))
+    answer, effects = one.cannot(parcel(version=1), 0.0)
     assert answer is Answer.TAKEN and said(effects) == [Said.HOLDING]
     run(one, FORWARD)
     one.take(parcel(version=1, backward=True), 0.0)
     (back,) = sent(run(one, BACKWARD))
-    assert one.cannot(parcel(version=1, backward=True)) == (Answer.TAKEN, [back])
+    assert one.cannot(parcel(version=1, backward=True), 0.0) == (Answer.TAKEN, [back])
+
+
+def test_what_is_here_already_goes_the_newest_way_though_it_came_again_without_room() -> None:
+    one, other = desk(), with_peer(ROUTE, 1, 2)
+    one.take(parcel(backward=True), 0.0)
+    assert one.cannot(parcel(backward=True, version=1, route=other), 0.0)[0] is Answer.TAKEN
+    one.take(ParcelHeader(WINDOW, 0, 2, False, 2, 1, other, 1, 1, math.nan, False, 4), 0.0)
+    (back,) = sent(run(one, BACKWARD))
+    assert (back.hop, back.peer, back.version) == (1, 2, 1)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_fails_is_given_up(backward: bool) -> None:
+    """Its data node hears so, and another peer may have it; it comes back under a later version only."""
+    one = desk()
+    one.take(parcel(), 0.0)
+    if backward:
+        run(one, FORWARD)
+        one.take(parcel(backward=True), 0.0)
+    work = BACKWARD if backward else FORWARD
+    assert one.started(work)
+    forgotten, report = one.failed(work)
+    assert forgotten == Forget(0, 2) and isinstance(report, Report)
+    assert (report.passage.said, report.passage.backward) == (Said.GAVE_UP, backward)
+    assert one.num_visits == 0 and not one.counted and one.failed(work) == []
+    assert one.take(parcel(), 0.0) == (Answer.UNWANTED, [])
+    assert one.take(parcel(version=1), 0.0) == (Answer.TAKEN, [Ready(FORWARD)])
+
+
+def test_what_failed_before_it_came_again_under_a_later_version_does_not_end_that() -> None:
+    one = desk()
+    one.take(parcel(), 0.0)
+    assert one.started(FORWARD)
+    one.on_give_up(GiveUp(WINDOW, 0, 2, False, 0, ROUTE))
+    one.take(parcel(version=1), 0.0)
+    assert one.failed(FORWARD) == [] and one.started(FORWARD)
+
+
+def test_a_loss_that_fails_at_the_last_hop_is_given_up_with_that_hop() -> None:
+    one, route = desk(loss_at_home=False), ROUTE[:3]
+    for hop in (2, 3):
+        one.take(ParcelHeader(WINDOW, 0, hop, False, 4, 0, route, 1, 1, math.nan, False, 4), 0.0)
+    run(one, FORWARD)
+    assert one.started(Work(0, 3, False))
+    (report,) = [effect for effect in one.failed(Work(0, 3, False)) if isinstance(effect, Report)]
+    assert (report.passage.hop, report.passage.said) == (2, Said.GAVE_UP) and one.num_visits == 0
 
 
 def test_the_last_hop_keeps_a_loss_that_counts_though_it_has_no_room_for_its_gradient() -> None:
@@ -94,7 +140,10 @@ def test_the_last_hop_keeps_a_loss_that_counts_though_it_has_no_room_for_its_gra
         one.take(ParcelHeader(WINDOW, 0, hop, False, 4, 0, route, 1, 1, math.nan, False, 4), 0.0)
     run(one, FORWARD)
     run(one, Work(0, 3, False))
-    assert one.cannot(parcel(backward=True, route=route)) == (Answer.BUSY, [])  # it waits: nobody else has the loss
+    assert one.cannot(parcel(backward=True, route=route), 0.0) == (
+        Answer.BUSY,
+        [],
+    )  # it waits: nobody else has the loss
 
 
 def test_it_is_not_given_up_once_it_counts_or_is_about_to() -> None:
