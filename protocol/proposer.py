@@ -262,16 +262,16 @@ class Proposer:
         self, s: Surroundings, readies: Mapping[PeerId, Ready], awaited: Collection[PeerId], now: float
     ) -> float:
         """As long as it costs those who are ready nothing, once the round is due; see `rhythm`."""
-        rules = s.settings
+        rules, lap = s.settings, s.settings.rhythm(s.head.commit.lap)
         offers = [Offer(self.ready_at[p], ready.tokens, s.tempo.tokens_per_s(p)) for p, ready in readies.items()]
         until = rhythm.patient_until(
-            rules.rhythm(s.head.commit.lap),
+            lap,
             offers,
             s.tempo.runners(awaited, now),
             round_s=s.tempo.usual_round_s(),
             longest_s=rules.max_round_s,
         )
-        return max(s.round_at + rules.min_round_s, until)
+        return until if lap.delay_steps > 0 else max(s.round_at + rules.min_round_s, until)
 
     def _trains(self, s: Surroundings, peer: PeerId) -> bool:
         heartbeat = s.membership.heartbeat(peer)

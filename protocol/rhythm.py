@@ -14,7 +14,8 @@ with gamma = 1/2), for rounds do not always take equally long; half of that agai
     hidden = tau * step_s - round_s      grace = max(hidden / 2, SHARE * H * step_s)      lateness = min(own step_s / 2, hidden / 4)
 
 So where rounds hide behind training, the nearest boundary is chosen, as often early as late, and no one stands for it; where
-nothing is hidden, the last boundary in time.
+nothing is hidden, the last boundary in time. Nor is anybody waited for longer because the manifest's shortest round (`min_round_s`) is not
+over: where a step of one takes many of another somebody is late in each round, and the fast would stand in all of them.
 
 Without overlap (tau = 0) nobody offers early: to offer is to stand, and who stands leaves its share of a common processor to the
 fastest, which is then faster still (six nodes of the demo on two cores: 2.5 laps of work in a round instead of 5, held-out loss

@@ -80,7 +80,7 @@ class Settings:
     """The same of the last round, where it has a codec of its own."""
     min_contributors: int
     min_round_s: float
-    """Lower bound of adaptive deadlines, seconds; and a round is planned no earlier after the last, unless all are ready."""
+    """Lower bound of adaptive deadlines, seconds; and without overlap a round is planned no earlier after the last, unless all are ready."""
     max_round_s: float
     """Upper bound of adaptive deadlines, seconds."""
     fast_bytes_per_s: float = FAST_BYTES_PER_S

@@ -16,7 +16,7 @@ WARM_S, MEASURED_S = 100.0, 200.0
 
 
 def measure(
-    delay_steps: int, step_s: float = 1.0, speeds: tuple[float, ...] = SPEEDS
+    delay_steps: int, step_s: float = 1.0, speeds: tuple[float, ...] = SPEEDS, may_miss: int = 2
 ) -> tuple[list[float], list[float]]:
     """Of each peer: the share of the time in which it trained, and its samples counted over those it trained."""
     times = tuple(step_s / speed for speed in speeds)
@@ -44,7 +44,7 @@ def measure(
     schedule = Schedule(num_peers=len(speeds), duration_s=WARM_S + MEASURED_S + 20.0, faults=starts)
     report = run_schedule(2, schedule, watch, Wire(pace=pace, step_s=times))
     assert report.violations == []
-    assert report.missed <= 2, "whoever is slow offers in time; at first speeds are not known"
+    assert report.missed <= may_miss, "whoever is slow offers in time; at first speeds are not known"
     before, after = steps
     trained = [after[peer] - before[peer] for peer in range(len(speeds))]
     busy = [num * s / MEASURED_S for num, s in zip(trained, times, strict=True)]
@@ -69,3 +69,11 @@ def test_equal_peers_make_the_same_steps_in_every_round() -> None:
     busy, counted = measure(delay_steps=9, speeds=(0.5, 0.5, 0.5))
     assert min(busy) > 0.95, busy
     assert counted == pytest.approx([1.0] * 3, abs=0.15)
+
+
+def test_rounds_that_follow_each_other_fast_wait_for_nobody_with_steps_as_long_as_two_of_them() -> None:
+    """Somebody is late in every other one. A round has three seconds at least, by the manifest, and a lap takes one: waiting for that, the fast train for half of
+    the time. Whatever misses a round comes into the next."""
+    busy, counted = measure(delay_steps=9, step_s=0.1, speeds=(1.0, 1.0, 1.0, 0.05), may_miss=400)
+    assert min(busy[:3]) > 0.65 and busy[3] > 0.95, busy
+    assert counted == pytest.approx([1.0] * 4, abs=0.15)
