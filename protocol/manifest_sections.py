@@ -373,7 +373,7 @@ class DeadlineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bounds of the adaptive deadline of a round, seconds."""
 
     min_round_s: float = 5.0
-    """No round is cut off earlier, however fast the others were. Nor is one begun earlier after the last without somebody who trains, where `delay_steps` is 0."""
+    """No round is cut off earlier, however fast the others were. Nor is one begun earlier after the last without somebody who may come by then, where `delay_steps` is 0."""
     max_round_s: float = 600.0
     """No round waits longer for anybody."""
 

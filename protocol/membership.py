@@ -285,6 +285,13 @@ class Membership:
             found.append(Runner(entry.beat_at + beat.ready_in_s, beat.tokens_per_s))
         return found
 
+    def ready_at(self, peer: PeerId) -> float:
+        """When a peer will have made its steps, by its last word, whatever outer state that was of; -inf when it has not said."""
+        entry = self.peers.get(peer)
+        if entry is None or entry.heartbeat is None or entry.heartbeat.tokens_per_s <= 0.0:
+            return -math.inf
+        return entry.beat_at + entry.heartbeat.ready_in_s
+
     def discover(self, peer: PeerId, now: float) -> bool:
         """Somebody mentioned a peer; True when it is new to us, and there is room for it."""
         if self.is_full:

@@ -16,7 +16,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Protocol
 
-from farflung.protocol import chain, deadline, partition, reach, rhythm, sharing
+from farflung.protocol import chain, deadline, partition, reach, sharing
 from farflung.protocol.accord import Word
 from farflung.protocol.chain import Certified, Commit, Contribution, PartResult, RoundResult, Vote
 from farflung.protocol.effects import Effect, Note, Send
@@ -262,16 +262,8 @@ class Proposer:
         self, s: Surroundings, readies: Mapping[PeerId, Ready], awaited: Collection[PeerId], now: float
     ) -> float:
         """As long as it costs those who are ready nothing, once the round is due; see `rhythm`."""
-        rules, lap = s.settings, s.settings.rhythm(s.head.commit.lap)
         offers = [Offer(self.ready_at[p], ready.tokens, s.tempo.tokens_per_s(p)) for p, ready in readies.items()]
-        until = rhythm.patient_until(
-            lap,
-            offers,
-            s.tempo.runners(awaited, now),
-            round_s=s.tempo.usual_round_s(),
-            longest_s=rules.max_round_s,
-        )
-        return until if lap.delay_steps > 0 else max(s.round_at + rules.min_round_s, until)
+        return s.tempo.patient_until(offers, awaited, now, least_until=s.round_at + s.settings.min_round_s)
 
     def _trains(self, s: Surroundings, peer: PeerId) -> bool:
         heartbeat = s.membership.heartbeat(peer)

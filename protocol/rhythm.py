@@ -19,8 +19,12 @@ over: where a step of one takes many of another somebody is late in each round, 
 
 Without overlap (tau = 0) nobody offers early: to offer is to stand, and who stands leaves its share of a common processor to the
 fastest, which is then faster still (six nodes of the demo on two cores: 2.5 laps of work in a round instead of 5, held-out loss
-1.88 instead of 1.71). There everybody makes H steps, and a round waits for up to a lap of the first. A step that is longer than a whole lap of the fastest comes into every second round,
-or third; nothing it has trained is lost, and nobody waits for it longer than the grace.
+1.88 instead of 1.71). There everybody makes H steps, and a round waits for up to a lap of the first, unless by their own word all who
+have not offered will come later than that: whoever is half as fast is waited for, and nobody for one that needs many laps. It comes
+into every so many rounds, and nothing that it has trained is lost.
+
+Where training overlaps, a step that is longer than a whole lap of the fastest comes into every second round, or third; nobody waits for it
+longer than the grace.
 """
 
 from collections.abc import Collection, Iterable
@@ -40,6 +44,10 @@ class Rhythm:
     """tau: steps that a peer may train while a round is under way."""
     step_tokens: int
     """Tokens of one step."""
+
+    def is_whole(self, offer: "Offer") -> bool:
+        """Whether somebody has made all H steps, so that the round is due."""
+        return offer.tokens >= self.inner_steps * self.step_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +100,7 @@ def patient_until(
 
     The grace runs from when the round is due, i.e. the first has H steps: who offered before chose to be early.
     """
-    whole = rhythm.inner_steps * rhythm.step_tokens
-    first = [offer.ready_at for offer in offers if offer.tokens >= whole]
+    first = [offer.ready_at for offer in offers if rhythm.is_whole(offer)]
     due = min(first or [runner.ready_at for runner in awaited], default=0.0)
     ends = []
     for offer in offers:

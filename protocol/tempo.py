@@ -1,5 +1,6 @@
 """How fast members and their links are and how long rounds take, by their own word and by the chain: the figures that `rhythm` and `sharing` reckon with."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -11,7 +12,7 @@ from farflung.protocol.keys import PeerId
 from farflung.protocol.lap import Took
 from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import Heartbeat
-from farflung.protocol.rhythm import Runner
+from farflung.protocol.rhythm import Offer, Runner
 from farflung.protocol.settings import Settings
 from farflung.protocol.sharing import Link
 
@@ -118,6 +119,31 @@ class Tempo:
         if me in peers and beat.tokens_per_s > 0.0:
             found.append(Runner(now + beat.ready_in_s, beat.tokens_per_s))
         return found
+
+    def patient_until(
+        self, offers: Collection[Offer], awaited: Collection[PeerId], now: float, *, least_until: float
+    ) -> float:
+        """Until when a round with these offers waits for `awaited` (`rhythm`); `least_until`: at least, without overlap. Raises IndexError before there is a history."""
+        lap = self.settings.rhythm(self.history.head.commit.lap)
+        until = rhythm.patient_until(
+            lap,
+            offers,
+            self.runners(awaited, now),
+            round_s=self.usual_round_s(),
+            longest_s=self.settings.max_round_s,
+        )
+        if lap.delay_steps > 0:
+            return until
+        until = max(until, least_until)
+        in_vain = all(self._ready_at(peer, now) > until for peer in awaited)
+        return now if in_vain and any(lap.is_whole(offer) for offer in offers) else until
+
+    def _ready_at(self, peer: PeerId, now: float) -> float:
+        """When it will have made its steps, by its own word; also of one in a step so long that it has not applied the newest commit. -inf when it has not said."""
+        if peer != self.membership.me:
+            return self.membership.ready_at(peer)
+        beat = self.vitals()
+        return now + beat.ready_in_s if beat.tokens_per_s > 0.0 else -math.inf
 
     def is_due(self, step_s: float, now: float) -> bool:
         """Whether we, a member between two inner steps of `step_s` seconds, should offer what we have: the fastest is about to have its H steps.

@@ -65,6 +65,13 @@ def test_without_overlap_the_fast_wait_for_a_lap_at_most() -> None:
     assert counted == pytest.approx([1.0] * 4, abs=0.15)
 
 
+def test_without_overlap_nobody_waits_for_who_cannot_come_within_that() -> None:
+    """It needs twenty laps for its own, and each of its steps is longer than one of the others: it has not even applied the newest commit when they are done."""
+    busy, counted = measure(delay_steps=0, speeds=(1.0, 1.0, 1.0, 0.05))
+    assert min(busy[:3]) > 0.8, busy
+    assert counted[:3] == pytest.approx([1.0] * 3, abs=0.15)
+
+
 def test_equal_peers_make_the_same_steps_in_every_round() -> None:
     busy, counted = measure(delay_steps=9, speeds=(0.5, 0.5, 0.5))
     assert min(busy) > 0.95, busy
