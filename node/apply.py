@@ -209,8 +209,10 @@ class Applier:
         async with self._trainer.busy:
             if prepared is not None:
                 self.steady.clear()
+                began = asyncio.get_running_loop().time()
                 with self._log.span("apply", commit.height):
                     await self._take_round(commit, prepared)
+                self._member.tempo.taken_s = self._trainer.taken(asyncio.get_running_loop().time() - began)
                 self.version = commit.version
             taken = None if prepared is None else prepared.result
             await self._settle(commit, taken)  # rounds that came with a downloaded state have been counted with it

@@ -12,8 +12,10 @@ import asyncio
 import contextlib
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from farflung.node.door import Door
 from farflung.node.events import EventLog
@@ -21,7 +23,7 @@ from farflung.node.hindrance import Hindrance
 from farflung.node.learner import Learner
 from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
-from farflung.protocol.lap import Laps
+from farflung.protocol.lap import ROUNDS, Laps
 from farflung.protocol.ledger import count, is_prefix, join, split
 from farflung.protocol.messages import Ready
 from farflung.protocol.types import LONGEST_S, Intervals
@@ -106,6 +108,10 @@ class Trainer(ABC):
         """Why the last step could not be made, if it could not."""
         self.stood_s = 0.0
         """Spent waiting for rounds, until somebody sets it back."""
+        self._taking_s = 0.0
+        """In which nothing was trained for the round that is under way."""
+        self._taken_s: deque[float] = deque(maxlen=ROUNDS)
+        """And for those before."""
         self._learner = learner
         self._door = door
         self._log = log
@@ -244,6 +250,7 @@ class Trainer(ABC):
         """Offer the progress to the swarm."""
         self._offered_at = asyncio.get_running_loop().time()
         await self._door.run(self._learner.offer)
+        self._taking_s += self._now() - self._offered_at
         if not self._host.may_train():
             return  # a commit has come meanwhile, and may count this: what was sent before a restart. Once it is applied we look again
         self._offering, self._offered_steps = True, self.progress.steps
@@ -262,6 +269,12 @@ class Trainer(ABC):
         """The round is over for us, one way or the other."""
         self._offering = False
         self.wake()
+
+    def taken(self, seconds: float) -> float:
+        """A round was applied, in so many. Returns in how many nothing was trained for one of late, offers included."""
+        self._taken_s.append(self._taking_s + seconds)
+        self._taking_s = 0.0
+        return median(self._taken_s)
 
     def take_back(self) -> None:
         """What was offered is measured from parameters that there are not any more: the progress is offered anew."""

@@ -3,12 +3,16 @@
 With P fragments in turn a lap is H / P. Each commit says how long the next one is (`Commit.lap`), how many of the manifest's fragments the round at
 its end moves at once (`Commit.width`: P is their number over it) and how many steps the run has made (`Commit.steps`, the sum of all laps), so that
 all count alike, whenever they change: the learning rate, the end of the run, the samples that are handed out ahead. The last lap is what is left,
-however little, so that the sum is the run. The proposer of a round chooses, and everybody checks the limits. It chooses by what the swarm measures while it trains, with s the seconds of a step of the fastest
-member and e those of a round, from its plan to the last member that holds all its means:
+however little, so that the sum is the run. The proposer of a round chooses, and everybody checks the limits. It chooses by what the swarm measures
+while it trains, with s the seconds of a step of the fastest member, e those of a round, from its plan to the last member that holds all its means,
+and t those in which nothing is trained for it, in the fastest member: to copy what is offered, and to apply what comes of it:
 
     hide  = ceil(e / (BUSY s))       steps in which a round is over, the late have been waited for and the votes are in
     lap   = hide + 1                 then training goes on throughout, for tau = lap - 1
     lap   = max(hide + 1, ceil((e - tau s) / (STANDS s)))     with a tau that the manifest fixes
+    and at least ceil(t / (STANDS s))
+
+t is the proposer's own, and counts where that is about as fast as the fastest. Proposers take turns; a slower one makes no lap shorter, and leaves the width.
 
 e is the median of the last ROUNDS rounds: one that went wrong does not move it, a link that has become slower does with the second. That is the
 link speed that counts: what uplinks are said to give knows nothing of round trips, losses and processors, and is coarse for small models. A
@@ -39,7 +43,7 @@ BUSY = 2 / 3
 """Share of a lap, less a step, that a round may take. What is left is for the late, for whom half of what overlap hides is waited, and for the votes."""
 
 STANDS = 0.03
-"""Share of the time that peers may stand where tau is too short to hide a round: 97 % of it they compute."""
+"""Share of the time that peers may stand where tau is too short to hide a round, or a round takes their processors: 97 % of it they compute."""
 
 CALM = 0.7
 """A shorter lap is taken up below this part of the old one."""
@@ -127,6 +131,7 @@ class Laps:
         fragment_s: float | None = None,  # that the bytes of each fragment add to a round; None: nobody can say
         longest_s: float = math.inf,  # that a round may take
         newcomer: bool = False,  # does anybody download the outer state?
+        taken_s: float | None = 0.0,  # that a round takes from the training of the fastest member; None: not known
     ) -> tuple[Lap, str]:
         """The next lap and its width, and a sentence that says why. Allowed, whatever was measured."""
         if self.least == self.most:
@@ -142,9 +147,11 @@ class Laps:
         more_s = max(fragment_s or 0.0, learnt_s or 0.0)
         less_s = (fragment_s or 0.0) if learnt_s is None else learnt_s
         round_s = {k: median(took.if_it_moved(k, more_s, less_s) for took in newest) for k in self.widths}
-        needed = {k: self._needed(round_s[k], step_s) for k in self.widths}
+        hiding = {k: self._hiding(round_s[k], step_s) for k in self.widths}
+        needed = {k: max(steps, math.ceil((taken_s or 0.0) / (STANDS * step_s))) for k, steps in hiding.items()}
         if (
             fragment_s is not None
+            and taken_s is not None
             and all(round(took.fragments) == now.width for took in newest)
             and len(newest) == ROUNDS
         ):
@@ -152,12 +159,14 @@ class Laps:
             fits = [k for k in widths if k == 1 or round_s[k] <= share[k] * longest_s]
             width = _width(now.width, {k: max(self.least * k, needed[k]) / k for k in fits})
         wanted = needed[width]
-        if width == now.width and CALM * now.steps <= wanted <= now.steps:
+        if width == now.width and (CALM * now.steps if taken_s is not None else 0.0) <= wanted <= now.steps:
             wanted = now.steps
         seconds = median(took.seconds for took in newest)
-        reason = f"rounds take {seconds:.3g} s and steps {step_s:.3g} s: {needed[width]} steps hide one"
+        reason = f"rounds take {seconds:.3g} s and steps {step_s:.3g} s: {hiding[width]} steps hide one"
         if width != now.width:
-            reason += f" that moves {width} of {self.widths[-1]} fragments, and {needed[now.width]} one of {now.width}"
+            reason += f" that moves {width} of {self.widths[-1]} fragments, and {hiding[now.width]} one of {now.width}"
+        if needed[width] > hiding[width]:
+            reason += f", and {needed[width]} make up for {taken_s:.3g} s in which nothing is trained for it"
         if newcomer and wanted < (longer := math.ceil(LONGER * now.steps)):
             wanted = longer
             reason += f", and {longer} let somebody who downloads the state catch up"
@@ -169,7 +178,7 @@ class Laps:
             reason += f", {chosen} is the least"
         return Lap(chosen, width), reason
 
-    def _needed(self, round_s: float, step_s: float) -> int:
+    def _hiding(self, round_s: float, step_s: float) -> int:
         hide = math.ceil(round_s / (BUSY * step_s))
         if self.delay is None:
             return hide + 1

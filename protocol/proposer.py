@@ -418,6 +418,7 @@ class Proposer:
             fragment_s=None if self.sending_s is None else 2.0 * self.sending_s / rounds[0].fragments,
             longest_s=s.settings.max_round_s,
             newcomer=s.standing.newcomer_downloads(),
+            taken_s=s.tempo.taken_of(fastest),
         )
         if lap == before:
             return lap, []

@@ -9,7 +9,7 @@ from farflung.protocol import rhythm, sharing
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.history import History
 from farflung.protocol.keys import PeerId
-from farflung.protocol.lap import Took
+from farflung.protocol.lap import CALM, Took
 from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import Heartbeat
 from farflung.protocol.rhythm import Offer, Runner
@@ -28,6 +28,8 @@ class Tempo:
     membership: Membership
     history: History
     vitals: Callable[[], Heartbeat]
+    taken_s: float | None = field(default=None, init=False)
+    """That a round has lately taken from our training, seconds; whoever trains says so. None: there was none yet."""
     _slow: dict[bool, tuple[object, tuple[frozenset[PeerId], str]]] = field(default_factory=dict, init=False)
     """What `too_slow` found last, and when: with what those who are ready say, and without."""
 
@@ -62,6 +64,10 @@ class Tempo:
             return self.vitals().tokens_per_s
         beat = self.membership.heartbeat(peer)
         return 0.0 if beat is None else beat.tokens_per_s
+
+    def taken_of(self, fastest: float) -> float | None:
+        """`taken_s`, if we are about as fast as the fastest member, of so many tokens a second; None: we do not know what a round takes from that."""
+        return self.taken_s if self.vitals().tokens_per_s >= CALM * fastest else None
 
     def too_slow(self, now: float, links: Mapping[PeerId, Link] | None = None) -> tuple[frozenset[PeerId], str]:
         """Members that train, and whose links are so slow that the next round does without them, and why (`sharing`), where as many steps lie between rounds as

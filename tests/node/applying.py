@@ -53,6 +53,7 @@ class Member:
     history: History = field(default_factory=History)
     group: bytes = b""
     attendance: Any = field(default_factory=lambda: SimpleNamespace(part=None))
+    tempo: Any = field(default_factory=SimpleNamespace)
 
     @property
     def head(self) -> Certified:

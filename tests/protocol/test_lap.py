@@ -65,6 +65,26 @@ def test_where_tau_is_too_short_laps_are_so_long_that_peers_hardly_stand(delay: 
     assert max(0.0, round_s - delay) <= STANDS * chosen
 
 
+@given(seconds, st.floats(0, 1e2), st.floats(0, 1e2))
+def test_a_lap_makes_up_for_what_a_round_takes_from_training(step_s: float, round_steps: float, taken: float) -> None:
+    rounds = [Took(round_steps * step_s, 1.0)]
+    limits = Laps(least=5, most=1 << 30)
+    chosen, _ = limits.choose(Lap(5), left=1 << 40, step_s=step_s, rounds=rounds, taken_s=taken * step_s)
+    assert taken <= STANDS * chosen.steps * (1 + 1e-9)
+    assert round_steps <= BUSY * limits.delay_of(chosen.steps) * (1 + 1e-9)
+
+
+@given(seconds, st.floats(0, 1e2), st.integers(5, 400))
+def test_who_does_not_know_what_it_takes_from_the_fastest_makes_no_lap_shorter(
+    step_s: float, steps: float, lap: int
+) -> None:
+    rounds = [Took(steps * step_s, 1.0)] * 3
+    unknown, _ = FREE.choose(Lap(lap), left=1 << 40, step_s=step_s, rounds=rounds, taken_s=None)
+    assert unknown.steps == max(lap, choose(FREE, lap, step_s=step_s, rounds_s=[steps * step_s])[0])
+    wide, _ = WIDE.choose(Lap(60, 6), left=1 << 40, step_s=step_s, rounds=rounds, fragment_s=0.0, taken_s=None)
+    assert wide.width == 6
+
+
 def test_noise_changes_nothing_and_one_bad_round_neither() -> None:
     lap, _ = choose(FREE, 5, rounds_s=[12.0] * 3)
     assert lap == 19

@@ -23,6 +23,8 @@ SLOW = LinkModel(up_bytes_per_s=300.0, byte_means=SHORT)
 """A contribution has 1.6 kB: a round takes some 10 s, where it took 0.7."""
 FAR = LinkModel(up_bytes_per_s=1e6, latency_s=0.2, byte_means=SHORT)
 
+PACE = Pace(laps=Laps(least=4, most=400), samples_per_step=2, tokens_per_sample=8, total_steps=1 << 40)
+
 SETTLE_S, MEASURED_S = 120.0, 60.0
 """After links became slow the first plans fail, each with more time than the one before: some 100 s until rounds hide again."""
 
@@ -77,6 +79,35 @@ def test_training_goes_on_while_means_are_decoded() -> None:
 
     report = simulate(replace(plan, outfit=outfit), keep=True, meddler=watch)
     assert report.violations == [] and min(busy) > 0.95, busy
+
+
+def test_a_lap_is_long_enough_for_what_a_round_takes_from_training() -> None:
+    """A copy of what is offered, and an outer step, of 0.6 s each: in laps that only hide the exchange, of five steps of a second, a fifth of the time. A peer that is
+    slower is kept from it longer, and has no say."""
+    wire = Wire(fragments=1, pace=PACE, step_s=(1.0, 1.0, 4.0))
+    starts = tuple(Start(at=0.1 * peer, peer=peer) for peer in range(PEERS))
+    plan = toy_plan(2, Schedule(num_peers=PEERS, duration_s=405.0, faults=starts), wire, calm_s=0.0)
+    usual = plan.outfit.seconds
+
+    def seconds(index: int, name: str) -> float:
+        taken = 6.0 if index == 2 else 0.6
+        return taken if name in ("offer", "apply") else usual(index, name)
+
+    busy: list[float] = []
+    laps: set[int] = set()
+
+    async def watch(swarm: Swarm) -> None:
+        await asyncio.sleep(150.0)
+        before = [labour.training_s for labour in swarm.labour]
+        await asyncio.sleep(250.0)
+        busy.extend((now.training_s - b) / 250.0 for now, b in zip(swarm.labour, before, strict=True))
+        laps.update(c.commit.lap for c in swarm.peers[0].member.history if c.commit.view == tuple(sorted(swarm.ids)))
+
+    plan = replace(plan, outfit=replace(plan.outfit, seconds=seconds))
+    report = simulate(plan, keep=True, meddler=watch)
+    assert report.violations == [] and report.members == PEERS
+    assert min(busy[:2]) > 0.93, busy
+    assert 35 <= max(laps) <= 60, laps
 
 
 @pytest.mark.parametrize(("step_s", "share"), [(10.0, 0.4), *further((7.5, 0.9), (30.0, 0.15))])
