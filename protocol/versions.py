@@ -17,6 +17,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **12**: a full group becomes two: commits say who goes, and which samples each half hands out; heartbeats and peer records say of which group their author is, and owners of
   parts ask other groups for their outer parameters, as often as the manifest says; newcomers give each other the chunks of the state that they have.
 * **13**: manifests say how the outer rate grows with the number of contributors.
+* **14**: the last lap is what is left of the run, where that is no whole number of laps.
 """
 
 from collections.abc import Iterable
@@ -28,10 +29,10 @@ from farflung.protocol.errors import Malformed, WrongVersion
 from farflung.protocol.keys import PeerId
 from farflung.protocol.wire import Small, decode
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (13,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (14,)
 """What we can read, ascending."""
 
 
