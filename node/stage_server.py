@@ -294,8 +294,8 @@ class StageServer:
                 self._do(open_, open_.desk.passed(send))
             elif answer is Answer.BUSY:
                 self._do(open_, open_.desk.busy(send), payload)
-            elif answer is None:
-                self._do(open_, open_.desk.unreachable(send))
+            else:
+                self._do(open_, open_.desk.unreachable(send) if answer is None else open_.desk.unwanted(send))
 
         if send.peer == open_.me:
             self._group.create_task(self._hand_to_ourselves(open_, header, payload, targets, done), name="to ourselves")

@@ -280,13 +280,11 @@ class Desk:
     def unreachable(self, send: Send) -> list[Effect]:
         """The next hop's peer does not answer; whether it took the parcel is not known, so the data node decides."""
         self._unreachable.add(send.peer)
-        key = (send.work.microbatch, send.work.hop)
-        visit = self._visits.get(key)
-        if visit is None or visit.version > send.version:
-            return []
-        if not send.backward:
-            visit.sending = False
-        return [self._say(key, visit, Said.STUCK, backward=send.work.backward)]
+        return self._stuck(send)
+
+    def unwanted(self, send: Send) -> list[Effect]:
+        """The next hop's peer refuses it for good: it gave the hop up, of which the data node may not have heard, or for which it saw no need then."""
+        return self._stuck(send)
 
     def avoid(self, peer: int) -> None:
         """It is silent, as others have seen: legs that are open go to others, as long as there are any."""
@@ -369,6 +367,15 @@ class Desk:
             if done is not None and (self._is_counted(one, done) or self._is_counting(one, done)):
                 return one
         return None
+
+    def _stuck(self, send: Send) -> list[Effect]:
+        key = (send.work.microbatch, send.work.hop)
+        visit = self._visits.get(key)
+        if visit is None or visit.version > send.version:
+            return []
+        if not send.backward:
+            visit.sending = False
+        return [self._say(key, visit, Said.STUCK, backward=send.work.backward)]
 
     def _waiting(self) -> int:
         return sum(visit.forward is Phase.READY for visit in self._visits.values())

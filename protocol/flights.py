@@ -22,6 +22,7 @@ what follows (the digest's table, 5.4):
     no room for what it is     it says so, and another peer gets the hop at once
     sent, or for doing it; or
     an overflow
+    its sender is refused      it may have given the hop up unheard, or when that was behind the flight: it is asked whether it does
     nobody can do the hop      the flight is cut short: what was counted stays. So it is at once when that fails at its data node
 
 Time and all news are arguments; effects say what to send to whom.

@@ -268,6 +268,8 @@ class PipelineLab:
             self._at(peer, desk.passed(send))
         elif answer is Answer.BUSY:
             self._at(peer, desk.busy(send), tensor)
+        else:
+            self._at(peer, desk.unwanted(send))
 
     def _tensor(self, peer: int, send: Send) -> tuple[int, ...]:
         microbatch, hop = send.work.microbatch, send.work.hop
