@@ -228,6 +228,9 @@ class Desk:
         else:
             visit.forward = Phase.IDLE
         is_loss = work.hop == len(visit.route)
+        if not work.backward and not is_loss and (visit.has_gradient or self._counting(key, visit.route) is not None):
+            # it was to be sent once more, and has been used: what is still to come needs only the input
+            return self._backward_if_whole(key, visit)
         elsewhere = (work.microbatch, live_hops(visit.route)[-1]) if is_loss and not self._loss_at_home else key
         if self._counting(elsewhere, visit.route) is None:
             return self._give_up(elsewhere, visit.version, visit.route, backward=work.backward)

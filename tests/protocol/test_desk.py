@@ -114,6 +114,26 @@ def test_what_fails_is_given_up(backward: bool) -> None:
     assert one.take(parcel(version=1), 0.0) == (Answer.TAKEN, [Ready(FORWARD)])
 
 
+def test_what_fails_when_a_forward_is_repeated_costs_no_gradient_and_no_loss_that_came_of_the_first() -> None:
+    """Else its data node had all of it done by another peer, and the loss would count twice."""
+    one = desk()
+    one.take(parcel(), 0.0)
+    (onward,) = sent(run(one, FORWARD))
+    one.passed(onward)
+    assert one.take(parcel(), 0.0) == (Answer.TAKEN, [Ready(FORWARD)]) and one.started(FORWARD)
+    assert one.take(parcel(backward=True), 0.0) == (Answer.TAKEN, [])
+    assert one.failed(FORWARD) == [Ready(BACKWARD)]
+    one, route, loss = desk(loss_at_home=False), ROUTE[:3], Work(0, 3, False)
+    for hop in (2, 3):
+        one.take(ParcelHeader(WINDOW, 0, hop, False, 4, 0, route, 1, 1, math.nan, False, 4), 0.0)
+    (onward,) = sent(run(one, FORWARD))
+    one.passed(onward)
+    run(one, loss)
+    one.take(parcel(route=route), 0.0)
+    assert one.started(FORWARD) and one.failed(FORWARD) == []
+    assert one.take(parcel(backward=True, route=route), 0.0) == (Answer.TAKEN, [Ready(BACKWARD)])
+
+
 def test_what_failed_before_it_came_again_under_a_later_version_does_not_end_that() -> None:
     one = desk()
     one.take(parcel(), 0.0)
