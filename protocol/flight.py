@@ -50,6 +50,8 @@ class Flight:
     questions: int = 0
     missing: int = 0
     """How often a peer has said, since it was last got on, that it lacks what it was just sent."""
+    given_up: int = 0
+    """How often somebody whom it has passed has given its hop up."""
     refused: set[tuple[int, int]] = field(default_factory=set)
     """(hop, peer) that are not tried again."""
     loss: float = math.nan

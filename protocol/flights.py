@@ -345,6 +345,9 @@ class Flights:
         at = flight.position(passage.hop, backward=passage.backward)
         if at > flight.at:
             flight.advance(at, now)
+        flight.given_up += at < flight.at
+        if flight.given_up > MOST_VERSIONS:
+            return []  # each time others do something again, for which it is waited: for as long as it likes
         flight.refused.add((passage.hop, peer))
         return self._restore(flight, now)
 

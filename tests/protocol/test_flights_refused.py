@@ -3,11 +3,13 @@
 import math
 
 import pytest
-from tests.protocol.pipeline_lab import WINDOW, PipelineLab
-from tests.protocol.test_flights import STAGES, WAY, check, columns
+from tests.protocol.pipeline_lab import PATIENCE, WINDOW, PipelineLab
+from tests.protocol.test_flights import STAGES, WAY, check, columns, in_flight
 
 from farflung.protocol.desk import Report, Send
+from farflung.protocol.flights import MOST_VERSIONS
 from farflung.protocol.headers import ParcelHeader
+from farflung.protocol.messages import Passage, Said
 from farflung.protocol.visit import Work
 
 FORWARD = Work(0, 1, False)
@@ -68,3 +70,13 @@ def test_nobody_is_lost_where_the_word_that_there_was_no_room_is(backward: bool)
     check(lab)
     assert lab.words == 1 and list(lab.flights.losses) == [0] and [note.what for note in lab.notes] == ["rebound"]
     assert lab.now < 40.0
+
+
+def test_a_peer_that_gives_up_over_and_over_what_has_left_it_holds_up_no_step() -> None:
+    flights, now = in_flight(3, backward=False), 0.0
+    words = 0
+    while not flights.done and words < 200:
+        now, words = now + PATIENCE.answer_s / 2, words + 1
+        flights.heard(1, Passage(WINDOW, 0, 1, False, Said.GAVE_UP, 0, WAY, math.nan), now)
+        flights.tick(now)
+    assert MOST_VERSIONS < words < 100, "nobody else says a word, and the step is over all the same"
