@@ -252,7 +252,9 @@ class Desk:
             has_it = self._is_counted(key, visit) or (brought and same_input(visit.route, parcel.route, parcel.hop))
         if has_it:  # and perhaps there is a newer route to follow
             return self.take(parcel, now)
-        if self._counting(key, parcel.route) is not None:
+        # its data node has gone on, and would not listen
+        is_late = visit is not None and visit.version > parcel.version
+        if is_late or self._counting(key, parcel.route) is not None:
             return Answer.BUSY, []
         return Answer.UNWANTED, self._give_up(key, parcel.version, parcel.route, backward=parcel.backward)
 

@@ -96,6 +96,14 @@ def test_what_is_here_already_goes_the_newest_way_though_it_came_again_without_r
     assert (back.hop, back.peer, back.version) == (1, 2, 1)
 
 
+def test_what_there_is_no_room_for_does_not_end_a_later_version_of_it() -> None:
+    one, other = desk(), with_peer(ROUTE, 1, 2)
+    one.take(parcel(backward=True, version=1, route=other), 0.0)
+    assert one.cannot(parcel(), 0.0) == (Answer.BUSY, [])
+    assert one.take(parcel(version=1, route=other), 0.0)[0] is Answer.TAKEN
+    assert one.started(FORWARD) and one.failed(FORWARD) == [Ready(BACKWARD)]
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_what_fails_is_given_up(backward: bool) -> None:
     """Its data node hears so, and another peer may have it; it comes back under a later version only."""
