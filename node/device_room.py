@@ -28,7 +28,11 @@ async def with_room(
             return await work()
         except NoRoom as error:
             lacks(error)
-        await let_go()  # not where the error is handled, which holds what the try had got
+        try:  # not where that error is handled, which holds what the try had got
+            async with asyncio.timeout_at(until):
+                await let_go()
+        except TimeoutError:
+            return None  # it is behind a pass that takes longer
         if clock() + LOOK_S > until:
             return None
         await asyncio.sleep(LOOK_S)
