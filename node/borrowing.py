@@ -133,7 +133,9 @@ async def borrow_moving(
         following.cancel()
     if not download.complete:
         return None
-    return Moving(shelf.outer, min(version_of.values()), max(version_of.values()))
+    held = look()
+    versions = list(version_of.values()) or [0 if held is None else held[0]]  # a stage without parameters has no chunks
+    return Moving(shelf.outer, min(versions), max(versions))
 
 
 async def _list(
