@@ -306,7 +306,7 @@ class Applier:
         """Give up local progress; the learner's parameters are the caller's business."""
         steps = self._trainer.progress.steps
         self._trainer.drop()
-        self._exchange.in_flight = b""
+        self._exchange.take_back()
         if steps:
             self._log.emit("progress.dropped", steps=steps, reason=reason)
 
@@ -362,7 +362,7 @@ class Applier:
                 self.give_up("rounds that we were away for had counted it")
             kept = [(p.start, p.stop) for result in in_flight for p in result.parts if p.digest]
             await self._learn(self._learner.adopt_outer, previous, counted=kept if previous is not None else ())
-            self._exchange.in_flight = b""
+            self._exchange.take_back()
             for result in in_flight:
                 self._trainer.count(self._counted(result))
             self.version = self._trainer.version = version
@@ -379,7 +379,7 @@ class Applier:
             for index, data in chunks.items():
                 await self._learn(self._learner.outer.load_chunk, index, data)
             await self._learn(self._learner.adopt_outer, previous)
-            self._exchange.in_flight = b""
+            self._exchange.take_back()
             if self._member.attendance.part is None:  # else the round that is under way says when it is over for us
                 self._trainer.take_back()
             self.steady.set()

@@ -101,6 +101,8 @@ class Exchange:
         self._decoded = torch.empty(0, dtype=torch.float32)
         self.in_flight = b""
         """Plan to which the learner's last pseudo-gradient went."""
+        self._taken_back = 0
+        """How often there was nothing in flight any more, whatever may have been on its way there."""
         self.sending = Uplink(network.delivered_bytes, fast_bytes_per_s)
         self.receiving = Downlink(network.received_bytes, fast_bytes_per_s)
 
@@ -159,6 +161,11 @@ class Exchange:
             if part.owner == self._network.peer_id and k not in round_.meetings:
                 round_.meetings[k] = self._spawn(round_, self._meetings.term(plan_id, round_.plan, k))
 
+    def take_back(self) -> None:
+        """The learner has nothing in flight any more, though a round may count what was sent."""
+        self.in_flight = b""
+        self._taken_back += 1
+
     async def contribute(self, plan_id: bytes) -> None:
         """Encode our pseudo-gradient part by part, and send each part to its owner while the next is being encoded."""
         round_ = self._rounds.get(plan_id)
@@ -176,9 +183,12 @@ class Exchange:
             await self._doors.side.run(self._residuals.begin, plan_id)
         # Beside training, or everybody would wait for the step of the slowest: of what this reads, only commits change anything.
         first, last = parts[0].start, parts[-1].stop
+        before = self._taken_back
         try:
             delta = await self._doors.side.run(self._learner.offered_gradient, first, last)
         except NothingOffered:  # our state was repaired meanwhile: the others cut us off
+            return []
+        if self._taken_back != before:  # meanwhile, and it is not in flight for the learner: the same
             return []
         self.in_flight = plan_id
         sending: list[asyncio.Task[None]] = []

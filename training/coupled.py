@@ -75,10 +75,11 @@ class Coupled:
         """Outer minus offered parameters of elements [start, stop): fp32 [stop - start] on the CPU, the caller's to keep; in
         flight from now on. Raises NothingOffered.
         """
-        if self.offered is None:
+        offered = self.offered  # as it is now: whoever gives it up meanwhile, in another thread, does not change it
+        if offered is None:
             raise NothingOffered("no progress was offered")
-        self.sent = self.offered
-        return self.outer.params[start:stop] - self.sent[start:stop]
+        self.sent = offered
+        return self.outer.params[start:stop] - offered[start:stop]
 
     def pseudo_gradient(self) -> Tensor:
         """`offered_gradient` of all parameters as they are now."""

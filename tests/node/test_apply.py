@@ -17,7 +17,7 @@ from tests.node.applying import (
     round_after,
     train,
 )
-from tests.node.lab import Lab, Node, in_lab
+from tests.node.lab import PLAN_ID, Lab, Node, accept, in_lab
 
 from farflung.node.apply import CHECKPOINT_AGAIN_S
 from farflung.node.trainer import Progress
@@ -185,6 +185,32 @@ def test_what_a_round_counted_is_no_progress_any_more(in_flight: bool) -> None:
         assert one.trainer.progress.trained == (((4, 6),) if in_flight else ())
         dropped = [e["reason"] for e in one.named("progress.dropped")]
         assert dropped == ([] if in_flight else ["a round counted it before this node was restarted, or began again"])
+
+    in_lab(1, main)
+
+
+def test_what_is_given_up_while_it_is_taken_for_its_round_is_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is done beside training. The node ended when the round that counts it came."""
+
+    async def main(lab: Lab) -> None:
+        one = Applying(lab, lab.nodes[0])
+        await one.start([genesis()])
+        train(one, 0, 1, 2, 3)
+        one.node.learner.offer()
+        accept(lab)
+        taken = one.node.learner.offered_gradient
+
+        def take(start: int, stop: int) -> torch.Tensor:
+            found = taken(start, stop)
+            one.node.learner.start_over()
+            one.applier.give_up("a step came to no number")
+            return found
+
+        monkeypatch.setattr(one.node.learner, "offered_gradient", take)
+        one.node.exchange.start(PLAN_ID, one.node.exchange.contribute(PLAN_ID), lab.group)
+        await asyncio.sleep(5.0)
+        assert one.node.exchange.in_flight == b"" and one.node.learner.sent is None and not one.node.arrived
+        one.node.exchange.forget(PLAN_ID)
 
     in_lab(1, main)
 
