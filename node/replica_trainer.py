@@ -16,12 +16,12 @@ from farflung.node.learner import WholeLearner
 from farflung.node.trainer import Host, Pace, Trainer
 from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
-from farflung.protocol.ledger import count, join
+from farflung.protocol.ledger import count, join, split
 from farflung.protocol.types import Intervals
 from farflung.training.errors import NonFinite
 
 DIVERGES = 3
-"""Steps that may come to no number between two rounds that count something of ours; another one ends the node."""
+"""Steps that may come to no number between two rounds that count something we have trained; another one ends the node."""
 
 
 class ReplicaTrainer(Trainer):
@@ -31,7 +31,7 @@ class ReplicaTrainer(Trainer):
         super().__init__(me, learner, door, log, pace, host)
         self._whole = learner
         self._diverged = 0
-        """Steps that came to no number, since a round last counted something."""
+        """Steps that came to no number, since a round last counted something that was trained."""
         self._passed: set[int] = set()
         """Samples of such steps that are in our window."""
 
@@ -112,8 +112,10 @@ class ReplicaTrainer(Trainer):
 
     def count(self, samples: int) -> None:
         """See `Trainer.count`."""
+        counted = split(self.progress.trained, samples)[0]
         super().count(samples)
-        if samples:
+        # In laps of a few steps all of them may have been passed over, round after round.
+        if not self._passed.issuperset(n for start, stop in counted for n in range(start, stop)):
             self._diverged = 0
 
     def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:

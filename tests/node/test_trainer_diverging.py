@@ -78,6 +78,34 @@ def test_a_swarm_that_has_diverged_ends_the_node() -> None:
     assert tries == [[0, 1], [2, 3], [0, 1], [4, 5], [0, 1], [6, 7], [0, 1], [8, 9]]
 
 
+@pytest.mark.parametrize("lap", [1, 2, 3])
+def test_rounds_that_count_nothing_but_what_was_passed_over_save_nobody(lap: int) -> None:
+    """In laps of a few steps it went on for ever: all samples were counted, and none was trained."""
+
+    async def body() -> int:
+        lab = Lab(pace=replace(PACE, laps=Laps.fixed(lap)))
+        tries, counted = fail_on(lab, *range(1000)), 0
+
+        async def rounds() -> None:
+            nonlocal counted
+            for round_ in range(1, 10):
+                await asyncio.sleep(30.0)
+                samples = lab.ready[-1].samples
+                counted += samples
+                settle(lab, holding((counted, counted + 18)), round_, samples, lap=lap)
+                lab.trainer.over()
+            lab.trainer.finish()
+
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(lab.trainer.run())
+                group.create_task(rounds())
+        assert caught.group_contains(NonFinite) and len(tries) == 4
+        return counted
+
+    assert clock.run(body()) <= 6, "of three steps"
+
+
 def test_who_starts_over_is_as_who_has_just_downloaded_the_state() -> None:
     """Also where what went wrong lies in parameters or moments."""
     torch.set_num_threads(1)
