@@ -112,6 +112,9 @@ class StageTrainer(Trainer):
 
     def _steps_left(self) -> int:
         step, lap = self._steps.step, self.pace.laps.least
+        new = self.progress.steps > self._offered_steps
+        if new and self._number is not None and self._laps(step) > self._number:
+            return 0  # it is being offered, or will be once commits are applied: others may wait for it
         left = lap - step % lap
         return min(left, self.pace.total_steps - step) if step < self.pace.total_steps else left
 

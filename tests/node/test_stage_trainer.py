@@ -124,6 +124,23 @@ def test_a_round_is_due_when_the_pipeline_has_made_its_steps_whoever_missed_some
     run(lab, main)
 
 
+def test_what_is_being_offered_is_not_a_lap_away() -> None:
+    """Without overlap nobody waits for who says so: the round was planned without a stage peer whose copy takes a moment longer than another's."""
+    lab = Lab((4, 4, ()), (2, 2, ()), (2, 2, ()))
+
+    async def main() -> None:
+        await asyncio.sleep(2.2)
+        assert lab.trainer.ready_in_s(round_planned=False) == pytest.approx(4.0, abs=0.3), "two steps"
+        while lab.script.step < 3:
+            await asyncio.sleep(0.02)
+        while not lab.ready:
+            if lab.trainer.progress.steps == 3:
+                assert lab.trainer.ready_in_s(round_planned=False) == 0.0
+            await asyncio.sleep(0.02)
+
+    run(lab, main)
+
+
 def test_samples_that_did_not_come_home_come_first_in_the_next_step() -> None:
     lab = Lab((8, 4, (0, 1, 4, 5)), (6, 6, ()), (0, 0, ()))
     events: list[dict[str, Any]] = []
