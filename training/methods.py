@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FEWEST_FRAGMENTS = 3
-"""That every method has where H allows it."""
+"""That every method has where H allows it; and the most where H is chosen, for laps begin with few steps then (`min_inner_steps`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ class TrainingMethod:
             "swarm": {
                 "inner_steps": inner_steps,
                 "fragments": fragments,
-                **({"max_fragments": self.fragments} if fragments == "auto" else {}),
+                **({"max_fragments": FEWEST_FRAGMENTS} if fragments == "auto" else {}),
                 "fragment_pattern": "sequential" if in_stages else "strided",
                 "delay_steps": "auto",
                 "uplink_codec": self.codec,

@@ -95,6 +95,18 @@ def test_laps_of_another_length_are_no_shorter_than_the_methods_own() -> None:
     assert [DEFAULT.fragments_of(steps) for steps in lengths] == [1, 3, 1, 3, 3, 1, 3]
 
 
+@pytest.mark.parametrize("name", METHOD_NAMES)
+@pytest.mark.parametrize("steps", [300, LONG_RUN])
+def test_laps_may_be_chosen_in_runs_of_any_length(tmp_path: Path, corpus: Path, name: str, steps: int) -> None:
+    """A long one has more fragments than a lap may have steps in the beginning."""
+    options = CreateOptions(
+        name="b", method=name, data=str(corpus), steps=steps, inner_steps="auto", home=tmp_path / "a", open=True
+    )
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    assert manifest.fragments == "auto" and manifest.max_fragments == 3
+    assert manifest.laps == Laps(least=4, most=166, widths=(1, 3))
+
+
 def test_help_says_what_is_filled_in(tmp_path: Path, corpus: Path) -> None:
     def filled(name: str, steps: int = 300, **flags: Any) -> Manifest:
         options = CreateOptions(name=name, data=str(corpus), steps=steps, home=tmp_path, open=True, **flags)
