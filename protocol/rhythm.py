@@ -11,10 +11,12 @@ A peer that has offered trains on for up to tau steps (`delay_steps`). What the 
 hidden: a peer can be kept waiting for so long at no cost. Half of it is the grace window (Decoupled DiLoCo, 2604.21428, digest 2.8,
 with gamma = 1/2), for rounds do not always take equally long; half of that again may be spent on purpose:
 
-    hidden = tau * step_s - round_s      grace = max(hidden / 2, SHARE * H * step_s)      lateness = min(own step_s / 2, hidden / 4)
+    hidden = tau * step_s - round_s      grace = max(hidden / 2, SHARE * H * step_s, least)      lateness = min(own step_s / 2, hidden / 4)
+    least  = min(MESSAGES * round_s, MESSAGES_S)
 
 So where rounds hide behind training, the nearest boundary is chosen, as often early as late, and no one stands for it; where
-nothing is hidden, the last boundary in time. Nor is anybody waited for longer because the manifest's shortest round (`min_round_s`) is not
+nothing is hidden, the last boundary in time. The least is what messages take: of peers that are equally fast some hear of the last commit later, and are heard
+later, and where a lap is shorter than a round most of them would be late in each. Nor is anybody waited for longer because the manifest's shortest round (`min_round_s`) is not
 over: where a step of one takes many of another somebody is late in each round, and the fast would stand in all of them.
 
 Without overlap (tau = 0) nobody offers early: to offer is to stand, and who stands leaves its share of a common processor to the
@@ -32,6 +34,12 @@ from dataclasses import dataclass
 
 SHARE = 0.1
 """Of H steps' time, that is waited for somebody late although nothing hides it: messages and steps do not take equally long."""
+
+MESSAGES = 1 / 4
+"""Of what a round takes, where that is round trips: a commit on its way to a member, and its word that it is ready on the way back."""
+
+MESSAGES_S = 1.0
+"""And no longer, for the rest of a longer round is bytes on their way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +98,7 @@ def grace_s(rhythm: Rhythm, *, step_s: float, round_s: float) -> float:
     lap_s = rhythm.inner_steps * step_s
     if rhythm.delay_steps == 0:
         return lap_s
-    return max(hidden_s(rhythm, step_s=step_s, round_s=round_s) / 2, SHARE * lap_s)
+    return max(hidden_s(rhythm, step_s=step_s, round_s=round_s) / 2, SHARE * lap_s, min(MESSAGES * round_s, MESSAGES_S))
 
 
 def patient_until(

@@ -60,6 +60,12 @@ def test_the_grace_is_half_of_what_the_overlap_hides() -> None:
     assert grace_s(RHYTHM, step_s=2.0, round_s=20.0) == SHARE * 20.0
 
 
+def test_the_grace_is_no_shorter_than_messages_take() -> None:
+    """Nor is it longer for that than they may take."""
+    assert grace_s(RHYTHM, step_s=0.05, round_s=0.8) == pytest.approx(0.2)
+    assert grace_s(RHYTHM, step_s=0.05, round_s=60.0) == 1.0
+
+
 def test_without_overlap_everybody_makes_all_steps_and_a_round_waits_a_lap() -> None:
     assert not is_due(BLOCKING, [Runner(10.0, 50.0)], step_s=1.0, round_s=0.0, now=1e6)
     assert grace_s(BLOCKING, step_s=2.0, round_s=1.0) == 20.0

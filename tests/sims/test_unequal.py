@@ -84,3 +84,18 @@ def test_rounds_that_follow_each_other_fast_wait_for_nobody_with_steps_as_long_a
     busy, counted = measure(delay_steps=9, step_s=0.1, speeds=(1.0, 1.0, 1.0, 0.05), may_miss=400)
     assert min(busy[:3]) > 0.65 and busy[3] > 0.95, busy
     assert counted == pytest.approx([1.0] * 4, abs=0.15)
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0), (1.0, 0.9, 0.6)])
+def test_rounds_that_take_longer_than_a_lap_wait_for_messages_that_are_on_their_way(speeds: tuple[float, ...]) -> None:
+    """A lap of half a second, by peers that are about as fast as each other, each of whom hears of the last commit at another moment."""
+    pace = Pace(laps=Laps.fixed(10, 9), samples_per_step=2, tokens_per_sample=8, total_steps=1 << 40)
+
+    async def watch(swarm: Swarm) -> None:
+        await asyncio.sleep(0.0)
+
+    starts = tuple(Start(at=0.0, peer=peer) for peer in range(len(speeds)))
+    wire = Wire(pace=pace, step_s=tuple(0.05 / speed for speed in speeds))
+    report = run_schedule(2, Schedule(num_peers=len(speeds), duration_s=25.0, faults=starts), watch, wire)
+    assert report.violations == [] and report.rounds > 40, report.rounds
+    assert report.missed <= 5, "by peers, of all rounds: half of them were"
