@@ -27,6 +27,8 @@ into every so many rounds, and nothing that it has trained is lost.
 
 Where training overlaps, a step that is longer than a whole lap of the fastest comes into every second round, or third; nobody waits for it
 longer than the grace.
+
+The last round of a run waits for one of the manifest's laps, however short its own is: what is not in it is lost (`tempo`).
 """
 
 from collections.abc import Collection, Iterable

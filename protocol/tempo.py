@@ -130,7 +130,8 @@ class Tempo:
         self, offers: Collection[Offer], awaited: Collection[PeerId], now: float, *, least_until: float
     ) -> float:
         """Until when a round with these offers waits for `awaited` (`rhythm`); `least_until`: at least, without overlap. Raises IndexError before there is a history."""
-        lap = self.settings.rhythm(self.history.head.commit.lap)
+        head, rules = self.history.head.commit, self.settings.rules
+        lap = self.settings.rhythm(head.lap)
         until = rhythm.patient_until(
             lap,
             offers,
@@ -138,6 +139,12 @@ class Tempo:
             round_s=self.usual_round_s(),
             longest_s=self.settings.max_round_s,
         )
+        if rules.is_last(head):
+            # What is not in it is lost. It may come after a step or two, and what others have said be of the lap before: so it waits one of the manifest's.
+            fastest = max((offer.tokens_per_s for offer in offers), default=0.0)
+            a_lap_s = rules.laps.least * self.settings.step_tokens / fastest if fastest > 0.0 else 0.0
+            first = min((offer.ready_at for offer in offers), default=0.0)
+            return max(until, least_until, first + min(a_lap_s, self.settings.max_round_s))
         if lap.delay_steps > 0:
             return until
         until = max(until, least_until)

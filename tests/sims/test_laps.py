@@ -207,6 +207,22 @@ def test_the_last_of_equal_laps_is_what_is_left_of_the_run(limits: Laps) -> None
     assert done[-1][2] == PEERS
 
 
+@pytest.mark.parametrize("step_s", [(1.0, 1.0, 1.0), (1.0, 1.0, 3.0)])
+def test_nobody_is_left_out_of_the_last_round_for_it_comes_after_one_step(step_s: tuple[float, ...]) -> None:
+    """What is left out of it is lost. What others have said of the lap before, of seven steps, is too long ago."""
+    contributors: list[int] = []
+
+    async def watch(swarm: Swarm) -> None:
+        while len(swarm.peers) < PEERS or not all(p.trainer.finished for p in swarm.peers.values()):
+            await asyncio.sleep(1.0)
+        commits = [c.commit for c in swarm.peers[0].member.history if c.commit.round]
+        assert [commit.steps for commit in commits] == [7, 14, 21, 22]
+        contributors.extend(len(commit.round.contributors) for commit in commits if commit.round)
+
+    report = run(Laps.fixed(7, 6), 22, 200.0, step_s, watch, fragments=3)
+    assert report.violations == [] and contributors[-1] == PEERS, contributors
+
+
 def test_the_run_ends_where_it_should_though_laps_change() -> None:
     total, limits = 150, Laps(least=7, most=60)
     done: list[tuple[int, int]] = []
