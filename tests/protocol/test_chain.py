@@ -14,7 +14,7 @@ from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.lap import Lap, Laps
 from farflung.protocol.ledger import Ledger, count
-from farflung.protocol.lives import Life
+from farflung.protocol.lives import Counters, Life
 from farflung.training.streaming import Timetable
 
 WHO = signers(4)
@@ -236,6 +236,14 @@ def test_other_rules_do_not_follow() -> None:
     for other in (replace(RULES, ahead=RULES.ahead + 1), replace(RULES, max_group=2), replace(RULES, cuts=(0, 1001))):
         with pytest.raises(Refused):
             check(gone, other)
+
+
+@pytest.mark.parametrize(("left", "lap"), [(LAP, LAP), (1, 1), (LAP - 1, LAP - 1), (0, LAP)])
+def test_a_later_life_begins_with_what_is_left_of_the_run(left: int, lap: int) -> None:
+    rules = replace(RULES, since=Counters(steps=RULES.total_steps - left))
+    commit = chain.genesis(WHO[0].peer_id, rules)
+    assert commit.lap == lap and rules.finished(commit) is (left == 0)
+    assert chain.is_genesis(commit, WHO[0].peer_id, rules) and rules.laps.allows(commit.next_round, left)
 
 
 @pytest.mark.parametrize(("interval", "num"), [(30, 1), (30, 3), (12, 4)])

@@ -224,6 +224,7 @@ def test_a_first_commit_must_be_the_founders(spoil: str) -> None:
         ({"width": 2}, "moves 2 fragments"),
         ({"width": 64}, "moves 64 fragments"),
         ({"lap": 1 << 62, "ledger": Ledger(shares=(Share(0, 2, 0),))}, f"in {1 << 62} steps"),
+        ({"steps": (1 << 40) - 1}, "with 1 left"),
         ({"ledger": Ledger(held=(Holding(OUTSIDER.peer_id, ((1 << 62, 0),)),))}, "a ledger that cannot be"),
         ({"ledger": Ledger(free=((0, 1),))}, "a ledger that cannot be"),
     ],
