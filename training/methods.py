@@ -9,16 +9,12 @@ run of some hundred steps cannot say that in a thousandth of the bytes, one of s
 
 What a dead zone leaves out of a contribution stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. What it leaves out
 of a mean, which the owners of parts code once more, is nobody's, so means have more bits. Added to the next mean of these elements it would come when training has
-made that progress again. Both synchronise fragments in turn, more of them where H is longer, and train on for as long as a round takes: what a fragment's mean
-is late by is that share of a lap.
+made that progress again. Both synchronise three fragments in turn, and train on for as long as a round takes.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Literal
-
-FEWEST_FRAGMENTS = 3
-"""That every method has where H allows it; and the most where H is chosen, for laps begin with few steps then (`min_inner_steps`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +25,7 @@ class TrainingMethod:
     """Of inner steps."""
     inner_steps: int
     """H."""
-    fragments: int = FEWEST_FRAGMENTS
+    fragments: int = 3
     """P."""
     outer_lr: float
     """In a round of two contributors; it grows with `outer_growth`, as `training.rules.grown` has it."""
@@ -43,13 +39,8 @@ class TrainingMethod:
     """In the last exchange, so that little is kept when the run is over; it comes too late for momentum, and the outer optimiser is the mean then."""
 
     def fragments_of(self, inner_steps: int | Literal["auto"]) -> int | Literal["auto"]:
-        """P for another H: the most that divide it and leave laps no shorter than the method's own, or three at least: what a round takes from training comes with each lap."""
-        if inner_steps == "auto":
-            return "auto"
-        shared, lap = math.gcd(self.fragments, inner_steps), self.inner_steps // self.fragments
-        return max(
-            p for p in range(1, shared + 1) if shared % p == 0 and (p <= FEWEST_FRAGMENTS or inner_steps // p >= lap)
-        )
+        """P for another H: the most that divide it."""
+        return "auto" if inner_steps == "auto" else math.gcd(self.fragments, inner_steps)
 
     def sections(
         self, inner_steps: int | Literal["auto"], fragments: int | Literal["auto"], *, in_stages: bool = False
@@ -63,7 +54,7 @@ class TrainingMethod:
             "swarm": {
                 "inner_steps": inner_steps,
                 "fragments": fragments,
-                **({"max_fragments": FEWEST_FRAGMENTS} if fragments == "auto" else {}),
+                **({"max_fragments": self.fragments} if fragments == "auto" else {}),
                 "fragment_pattern": "sequential" if in_stages else "strided",
                 "delay_steps": "auto",
                 "uplink_codec": self.codec,
@@ -80,12 +71,10 @@ def _method(
     inner_steps: int,
     bits: float,  # of contributions
     mean_bits: float,
-    fragments: int = FEWEST_FRAGMENTS,
 ) -> TrainingMethod:
     return TrainingMethod(
         optimizer="muon",
         inner_steps=inner_steps,
-        fragments=fragments,
         outer_lr=0.7,
         outer_momentum=0.5,
         codec=f"deadzone(bits={bits})",
@@ -95,7 +84,7 @@ def _method(
 
 DEFAULT, THRIFTY = _method(30, 1.5, 2.5), _method(30, 0.6, 1.2)
 """Of short runs."""
-LONG_DEFAULT, LONG_THRIFTY = _method(60, 0.65, 1.1, fragments=6), _method(240, 0.52, 0.95, fragments=12)
+LONG_DEFAULT, LONG_THRIFTY = _method(60, 0.65, 1.1), _method(240, 0.55, 1.0)
 
 METHOD_NAMES = ("default", "thrifty")
 

@@ -133,3 +133,13 @@ def test_who_gives_what_was_not_announced_is_named_and_left_alone() -> None:
         assert said and all(isinstance(error, Refused) and error.peer == liar.node.id for error in said)
 
     in_lab(3, main)
+
+
+def test_a_stage_without_parameters_has_no_chunks_and_is_had() -> None:
+    async def main(lab: Lab) -> None:
+        found = await borrow_moving(
+            lab.nodes[0].network, lambda: (3, b"", [lab.nodes[1].id]), 0, refused=lambda error: None
+        )
+        assert found is not None and found.outer.params.numel() == 0 and (found.oldest, found.newest) == (3, 3)
+
+    in_lab(2, main)
