@@ -14,6 +14,7 @@ from torch import Tensor
 from farflung.compression.codec import Payload
 from farflung.compression.digest import digest_of
 from farflung.node.catchup import Catchup
+from farflung.node.disk_room import RETRY_S, Room
 from farflung.node.donor import Donor
 from farflung.node.door import Doors
 from farflung.node.evaluator import Budget, Extent, evaluator
@@ -23,7 +24,6 @@ from farflung.node.learner import Learner
 from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.means import MeanStore
 from farflung.node.residuals import Residuals
-from farflung.node.room import RETRY_S, Room
 from farflung.node.rounds import Traffic
 from farflung.node.storage import Held, Place, Storage
 from farflung.node.terms import Terms

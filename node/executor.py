@@ -38,8 +38,8 @@ from farflung.protocol.member import Member
 from farflung.protocol.messages import Message, Plan
 
 STALE_S = 30.0
-"""What is decided while the disk is waited for longer than this, as a full one may be for hours, is no news when it has been: others have counted us
-as gone, and ask again what they want to know."""
+"""What is decided while one effect takes longer than this, as a write may for hours where the disk is full, is no news when it is over: others have counted
+us as gone, and ask again what they want to know."""
 
 
 class Executor:
@@ -74,7 +74,7 @@ class Executor:
         """When what is being executed began."""
 
     def push(self, effects: list[Effect]) -> None:
-        """Execute these after everything before them. What would be said after long waiting for the disk is not said at all."""
+        """Execute these after everything before them. What would be said long after it was decided is not said at all."""
         now = asyncio.get_running_loop().time()
         if self._busy_since is not None and now >= self._busy_since + STALE_S:
             effects = [effect for effect in effects if not isinstance(effect, Send)]

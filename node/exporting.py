@@ -95,10 +95,8 @@ def _facts(swarm: SwarmPaths, recipe: Recipe, commits: list[Commit], kept: KeptM
 
 def _apart(kept: KeptModel) -> dict[str, Any]:
     """After how many rounds each stage is what was exported, and how far apart that is: one may have missed some, or gone on while it was sent."""
-    if len(kept.sizes) == 1:
-        return {}
     if not kept.versions:
-        return {"rounds of each stage": "not known: an older node has kept the model"}
+        return {}
     said = [str(old) if old == new else f"{old} to {new}" for old, new in kept.versions.values()]
     oldest, newest = min(old for old, _ in kept.versions.values()), max(new for _, new in kept.versions.values())
     return {"rounds of each stage": ", ".join(said), "rounds between the stages": newest - oldest}

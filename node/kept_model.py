@@ -13,7 +13,7 @@ from farflung.node.paths import SwarmPaths
 from farflung.node.recipe import Recipe, read_recipe
 from farflung.node.storage import FileStorage
 from farflung.node.swarmfiles import load_manifest
-from farflung.node.whole_model import saved_model
+from farflung.node.whole_model import Versions, saved_model
 from farflung.protocol.errors import ConfigError, LocalError
 from farflung.training.checkpoint import read_state
 from farflung.training.errors import DamagedCheckpoint
@@ -35,8 +35,8 @@ class KeptModel:
     """Of the outer state."""
     stages: dict[int, Tensor]
     """Outer parameters of each in the model's order, fp32 [n]; a replica is stage 0 of one."""
-    versions: dict[int, tuple[int, int]]
-    """Of each stage of a pipeline, those of its oldest and its newest part; empty where they are not known."""
+    versions: Versions
+    """Of the stages of a pipeline; a replica is of one version, and has none here."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -69,8 +69,8 @@ def kept_model(swarm: SwarmPaths) -> KeptModel:
     return KeptModel(recipe, version, {0: reordered(slots_of(recipe.tensors), stages[0], names)}, versions)
 
 
-_Read = tuple[Path, int, dict[int, Tensor], dict[int, tuple[int, int]]]
-"""Folder, version, stages, and what is known of theirs."""
+_Read = tuple[Path, int, dict[int, Tensor], Versions]
+"""Folder, version, stages, and theirs."""
 
 
 def _checkpoint(swarm: SwarmPaths) -> _Read:

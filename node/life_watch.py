@@ -9,11 +9,10 @@ was called for in its old stage; it goes there again where too few stages are le
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from farflung.node.disk_room import Room
 from farflung.node.events import EventLog
-from farflung.node.room import Room
 from farflung.node.stage_self import OUTSIDE, Self
 from farflung.protocol.accord import Word, enough
-from farflung.protocol.errors import DiskFull
 from farflung.protocol.lives import Life
 from farflung.protocol.roll import Roll
 from farflung.protocol.stranded import Stranded
@@ -101,12 +100,10 @@ class LifeWatch:
         call = next((life for life in open_to_us if self._calls(life, now)), None)
         if not news and not over and call is None:
             return said != self._word
-        try:
-            self._keep()
-        except DiskFull as error:  # nothing follows from what a restart would forget: it is news until there is room
-            self._room.lacks(error)
+        if not self._room.takes(
+            self._keep
+        ):  # nothing follows from what a restart would forget: it is news until there is room
             return said != self._word
-        self._room.over()
         for life in news:
             self._tell(life)
         self._known, self._over = dict(self._roll.renewed), self._over or over

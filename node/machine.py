@@ -184,7 +184,7 @@ def fit_memory(
     plan = plan_memory(model, inner, batch, runtime, save, beside=beside, divisible=divisible)
     device = torch.device(runtime.device)
     if device.type != "cuda":  # where no trial fails in good time
-        return replace(runtime, save=plan.options, at_most=plan.microbatch)
+        return replace(runtime, save=plan.options, max_microbatch=plan.microbatch)
     total = torch.cuda.get_device_properties(device).total_memory
     # unlike everything else in torch.cuda, this wants to be told the number of the device
     index = torch.cuda.current_device() if device.index is None else device.index

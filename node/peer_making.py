@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from farflung.node import disk, founding
 from farflung.node.discovery import Finder
+from farflung.node.disk_room import patient
 from farflung.node.door import Doors
 from farflung.node.engine import Engine
 from farflung.node.events import EventLog
@@ -21,7 +22,6 @@ from farflung.node.refusals import Refusals
 from farflung.node.rehearsal import Rehearsal
 from farflung.node.renewal import Overtaken
 from farflung.node.replica_peer import ReplicaPeer
-from farflung.node.room import patient
 from farflung.node.runner import free_the_last_life
 from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_self import OUTSIDE

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from farflung.node.balance import Balance, Prepare
+from farflung.node.disk_room import Room
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facts
@@ -21,7 +22,6 @@ from farflung.node.imprints import serve_imprints
 from farflung.node.knocking import Knocking
 from farflung.node.life_watch import LifeWatch
 from farflung.node.network import Network, PeerId
-from farflung.node.room import Room
 from farflung.node.sealed_mail import PipelineMail
 from farflung.node.stage_job import Done, Job, accept, as_message, leg_of
 from farflung.node.stage_learner import StageLearner
@@ -31,7 +31,7 @@ from farflung.node.stage_work import Report, StageWork
 from farflung.node.timing import TimedDoor
 from farflung.protocol.appointment import appoint
 from farflung.protocol.coordination import Coordinator, Post
-from farflung.protocol.errors import DiskFull, Refused, RemoteError
+from farflung.protocol.errors import Refused, RemoteError
 from farflung.protocol.keys import Signer, digest, short
 from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.lives import Life
@@ -339,13 +339,9 @@ class Pipeline:
         """Let the first who asks found the chain of a stage; it is on disk before anybody hears of it."""
         if stage not in self.roll.appointments:
             self.roll.appointments[stage] = appoint(self._signer, self.roll.swarm, stage, peer)
-            try:
-                self._keep()
-            except DiskFull as error:  # or another would be appointed after a restart; who asks, asks again
+            if not self._room.takes(self._keep):  # or another would be appointed after a restart; who asks, asks again
                 del self.roll.appointments[stage]
-                self._room.lacks(error)
                 return
-            self._room.over()
             self._log.emit("stage.founded", stage=stage, founder=peer.hex())
 
     def _on_plan(self, sender: PeerId, message: StepPlan, now: float) -> None:

@@ -136,16 +136,12 @@ def save_model(swarm: SwarmPaths, version: int, stages: Mapping[int, Tensor], ve
         write_state(folder, tensors, facts)
 
 
-def saved_model(swarm: SwarmPaths) -> tuple[int, dict[int, Tensor], dict[int, tuple[int, int]]] | None:
-    """What `save_model` kept, without versions of the stages where an older node has; None when it has not. Raises DamagedCheckpoint."""
+def saved_model(swarm: SwarmPaths) -> tuple[int, dict[int, Tensor], Versions] | None:
+    """What `save_model` kept; None when it has not. Raises DamagedCheckpoint."""
     folder = swarm.folder / "model"
     if not folder.exists():
         return None
     tensors, facts = read_state(folder)
     stages = {int(name.removeprefix("stage-")): params for name, params in tensors.items()}
-    versions = {
-        stage: (int(facts[f"oldest-{stage}"]), int(facts[f"newest-{stage}"]))
-        for stage in sorted(stages)
-        if f"oldest-{stage}" in facts
-    }
+    versions = {stage: (int(facts[f"oldest-{stage}"]), int(facts[f"newest-{stage}"])) for stage in sorted(stages)}
     return int(facts["version"]), stages, versions

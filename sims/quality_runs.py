@@ -133,7 +133,7 @@ def planned(methods: Sequence[Method], tier: Tier) -> int:
 
 def seeds_tried(method: Method, tier: Tier) -> int:
     """With so many each rate of the grid is tried."""
-    return max(_fewer(tier), 2) if method.whole_batch else 1
+    return max(_seeds_of_others(tier), 2) if method.whole_batch else 1
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -145,9 +145,9 @@ def mean(values: Sequence[float | None]) -> float | None:
 def num_seeds(method: Method, tier: Tier) -> int:
     """With the best rate. All of a tier's for what its goals are told by, half as many for the others; two of data-parallel training whatever the tier, for its spread stands
     next to every gap."""
-    seeds = tier.seeds if method.outer is None or method.name in JUDGED else _fewer(tier)
+    seeds = tier.seeds if method.outer is None or method.name in JUDGED else _seeds_of_others(tier)
     return max(seeds, 2) if method.whole_batch else seeds
 
 
-def _fewer(tier: Tier) -> int:
+def _seeds_of_others(tier: Tier) -> int:
     return -(-tier.seeds // 2)

@@ -161,7 +161,7 @@ class Replica(ModelState):
             return largest_that_fits(even_microbatches(tokens.shape[0]), lambda size: self._trial(tokens[:size]))
         fits = self._fitting_now(tokens)
         # what is free now is not free for steps alone: rounds beside them will take some of it, which only a plan knows
-        return fits if self.runtime.at_most is None else min(fits, self.runtime.at_most)
+        return fits if self.runtime.max_microbatch is None else min(fits, self.runtime.max_microbatch)
 
     def _fitting_now(self, tokens: Tensor) -> int:
         """By forecast, with what is free and as if there were no rounds. Raises NotEnoughMemory."""

@@ -18,8 +18,8 @@ class Runtime:
     """Precision of the matrix products; None is fp32. Parameters and moments are fp32 in any case."""
     microbatch: int | None = None
     """Sequences at a time; None takes what the memory allows, found at the first step and lowered when it gets short."""
-    at_most: int | None = None
-    """Sequences at a time that a forecast made before anything was allocated has room for, rounds included; never more are taken then. None where trials
+    max_microbatch: int | None = None
+    """The most that may be taken: for so many a forecast made before anything was allocated has room, rounds included. None where trials
     find out, and where nothing was forecast."""
     save: MemoryOptions = PLAIN
     """What memory is saved with; the gradients and, but for 8 bits, the parameters are the same to the bit."""
@@ -31,8 +31,8 @@ class Runtime:
     def __post_init__(self) -> None:
         if self.microbatch is not None and self.microbatch < 1:
             raise ValueError("microbatch must be at least 1")
-        if self.at_most is not None and self.at_most < 1:
-            raise ValueError("at_most must be at least 1")
+        if self.max_microbatch is not None and self.max_microbatch < 1:
+            raise ValueError("max_microbatch must be at least 1")
 
     @property
     def compute_bytes(self) -> int:

@@ -13,11 +13,11 @@ from tests.protocol.bus import rules
 
 from farflung.compression.policy import uniform
 from farflung.node.departure import STOP_S, Departure
+from farflung.node.disk_room import patient
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.facilities import Facilities, Facts
 from farflung.node.replica_peer import ReplicaPeer
-from farflung.node.room import patient
 from farflung.node.storage import Place
 from farflung.node.terms import Terms
 from farflung.node.trainer import Pace

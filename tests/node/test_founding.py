@@ -419,7 +419,7 @@ def test_memory_and_devices_are_checked_before_anything_is_allocated(monkeypatch
     usable = needs.device_bytes + needs.host_bytes
     monkeypatch.setattr(machine, "free_bytes", lambda device, limit=None: int(usable / (1 - RESERVE)) + 1)
     fitted = fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", beside=Beside(copies=1))
-    assert fitted == Runtime(at_most=1)
+    assert fitted == Runtime(max_microbatch=1)
     with pytest.raises(ConfigError, match="need"):
         fit_memory(PRESETS["1m"], plain, 1, Runtime(), "none", beside=Beside(copies=2))
     for device in ("abacus", "meta", "xpu", "hpu:0", "cuda:x"):

@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 from tests.protocol.pipeline_says import A, B, C, of_three
 
+from farflung.node.disk_room import Room
 from farflung.node.events import EventLog
 from farflung.node.life_watch import LifeWatch
 from farflung.node.pipeline import Pipeline
-from farflung.node.room import Room
 from farflung.protocol.accord import Word
 from farflung.protocol.errors import DiskFull
 from farflung.protocol.keys import Ed25519Signer

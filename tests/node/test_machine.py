@@ -216,8 +216,10 @@ def test_where_no_trial_fails_in_good_time_the_plan_bounds_the_microbatch(
     for device in ("cpu", "mps"):
         runtime = Runtime(device=device)
         plan = plan_memory(PRESETS["10m"], INNER, 4, runtime)
-        assert fit_memory(PRESETS["10m"], INNER, 4, runtime).at_most == plan.microbatch
+        assert fit_memory(PRESETS["10m"], INNER, 4, runtime).max_microbatch == plan.microbatch
     for is_integrated in (0, 1):
         card.is_integrated = is_integrated
-        assert fit_memory(PRESETS["10m"], INNER, 4, choose_runtime("cuda", "auto", compiled=False)).at_most is None
+        assert (
+            fit_memory(PRESETS["10m"], INNER, 4, choose_runtime("cuda", "auto", compiled=False)).max_microbatch is None
+        )
     assert len(limits) == 2

@@ -280,13 +280,16 @@ def test_whatever_happens(
         assert not lab.notes and len(lab.counted()) == sum(len(way) + 1 for lane in lanes for _, way in lane)
 
 
-def in_flight(at_hop: int, *, backward: bool) -> Flights:
+WAY = route(0, 1, 3, 5)
+
+
+def in_flight(at_hop: int, *, backward: bool = False, way: Route = WAY) -> Flights:
     """One microbatch, which peer 1 or 5 has and hands on to peer 3; its data node has just heard so."""
     flights = Flights(
         window=WINDOW,
         home=0,
         stages=STAGES,
-        lanes=[[(0, WAY)]],
+        lanes=[[(0, way)]],
         loss_at_home=True,
         patience=PATIENCE,
         droppable=Droppable(),
@@ -297,9 +300,6 @@ def in_flight(at_hop: int, *, backward: bool) -> Flights:
     if backward:
         say(flights, 4, Said.PASSED, 0.0, backward=True)
     return flights
-
-
-WAY = route(0, 1, 3, 5)
 
 
 def say(flights: Flights, hop: int, said: Said, now: float, *, backward: bool = False) -> list[Effect]:

@@ -7,8 +7,7 @@ from tests.protocol.pipeline_lab import PATIENCE, WINDOW, PipelineLab
 from tests.protocol.test_flights import STAGES, WAY, check, columns, in_flight
 
 from farflung.protocol.desk import Report, Send
-from farflung.protocol.droppable import Droppable
-from farflung.protocol.flights import MOST_VERSIONS, Flights
+from farflung.protocol.flights import MOST_VERSIONS
 from farflung.protocol.headers import ParcelHeader
 from farflung.protocol.messages import Passage, Said
 from farflung.protocol.route import OPEN, Leg, with_peer
@@ -77,16 +76,7 @@ def test_nobody_is_lost_where_the_word_that_there_was_no_room_is(backward: bool)
 def test_a_peer_that_its_sender_has_chosen_may_give_up_before_its_sender_tells_of_it() -> None:
     """Else its word, which comes once, would mean nothing, and deadlines had to find out."""
     planned = tuple(Leg(leg.stage, leg.peer if leg.stage == 0 else OPEN) for leg in WAY)
-    flights = Flights(
-        window=WINDOW,
-        home=0,
-        stages=STAGES,
-        lanes=[[(0, planned)]],
-        loss_at_home=True,
-        patience=PATIENCE,
-        droppable=Droppable(),
-    )
-    flights.begin(0.0)
+    flights = in_flight(0, way=planned)
     flights.heard(1, Passage(WINDOW, 0, 1, False, Said.GAVE_UP, 0, with_peer(planned, 1, 1), math.nan), 1.0)
     flight = flights._flights[0]
     assert (flight.version, flight.route[1].peer) == (1, 2)

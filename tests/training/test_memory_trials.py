@@ -438,7 +438,7 @@ def test_a_microbatch_that_was_asked_for_is_kept(
 def test_a_microbatch_that_was_planned_is_lowered_and_never_exceeded(
     config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replica = Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, runtime=Runtime(at_most=2))
+    replica = Replica(config, InnerConfig(schedule=SCHEDULE), Nesterov(), seed=7, runtime=Runtime(max_microbatch=2))
     assert replica.train_step(batch(0), 0).microbatch == 2
     monkeypatch.setattr(replica.model, "forward", Cramped(replica, fits=1))
     assert replica.train_step(batch(1), 1).microbatch == 1

@@ -37,6 +37,16 @@ class Room:
             self._told_at = now
             self._log.emit("disk.full", what=self._what, reason=error.remedy)
 
+    def takes(self, write: Callable[[], None]) -> bool:
+        """Call `write`, and say whether the disk has taken it."""
+        try:
+            write()
+        except DiskFull as error:
+            self.lacks(error)
+            return False
+        self.over()
+        return True
+
     def over(self) -> None:
         """The disk has taken it."""
         if self._told_at is not None:

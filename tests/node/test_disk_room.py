@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from farflung.node.disk_room import RETRY_S, PatientDoor, Room
 from farflung.node.events import TELL_AGAIN_S, Event, EventLog
 from farflung.node.executor import STALE_S, Executor
-from farflung.node.room import RETRY_S, PatientDoor, Room
 from farflung.protocol.effects import SaveVote, Send
 from farflung.protocol.errors import DiskFull
 from farflung.protocol.saved_vote import SavedVote
