@@ -29,12 +29,13 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-soak: $(STAMP)                    # seeded misfortune under virtual time, every tenth twice (same seed, same log): 10,000 brisk swarms, 1,000 that lose all power at once, 500 larger ones, 1,000 pipelines that lose stages, 500 that lose all power as well
-	$(BIN)/python -m farflung.sims.chaos --kind brisk --seeds 10000 --repeat-every 10
-	$(BIN)/python -m farflung.sims.chaos --kind dark --seeds 1000 --repeat-every 10
-	$(BIN)/python -m farflung.sims.chaos --seeds 500 --repeat-every 10
-	$(BIN)/python -m farflung.sims.chaos_pipeline --seeds 1000 --repeat-every 10
-	$(BIN)/python -m farflung.sims.chaos_pipeline --kind dark --seeds 500 --repeat-every 10
+SOAKED = --repeat-every 10 --kept out/soak.jsonl
+soak: $(STAMP)                    # seeded misfortune under virtual time, every tenth twice (same seed, same log): 10,000 brisk swarms, 1,000 that lose all power at once, 500 larger ones, 1,000 pipelines that lose stages, 500 that lose all power as well; hours, and it goes on where it was interrupted
+	$(BIN)/python -m farflung.sims.chaos --kind brisk --seeds 10000 $(SOAKED)
+	$(BIN)/python -m farflung.sims.chaos --kind dark --seeds 1000 $(SOAKED)
+	$(BIN)/python -m farflung.sims.chaos --seeds 500 $(SOAKED)
+	$(BIN)/python -m farflung.sims.chaos_pipeline --seeds 1000 $(SOAKED)
+	$(BIN)/python -m farflung.sims.chaos_pipeline --kind dark --seeds 500 $(SOAKED)
 
 bench: $(STAMP)
 	$(BIN)/farflung bench overhead

@@ -234,7 +234,7 @@ def run_plan(plan: Plan, *, keep: bool = True) -> Report:
 
 
 def main() -> None:
-    soak(__doc__, {"chaos": run_seed, "brisk": run_brisk, "dark": run_dark}, _told)
+    soak("chaos", __doc__, {"chaos": run_seed, "brisk": run_brisk, "dark": run_dark}, _told)
 
 
 def _told(report: Report) -> str:

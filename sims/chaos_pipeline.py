@@ -235,7 +235,7 @@ def _recipe(scene: Scene, founder: Ed25519Signer) -> Recipe:
 
 
 def main() -> None:
-    soak(__doc__, {"pipelines": run_seed, "dark": run_dark}, _told)
+    soak("chaos_pipeline", __doc__, {"pipelines": run_seed, "dark": run_dark}, _told)
 
 
 def _told(report: StageReport) -> str:

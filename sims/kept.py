@@ -75,12 +75,13 @@ class Kept(Generic[OutcomeT]):
         """What a run came to that was made. Raises KeyError."""
         return self._outcomes[run.fingerprint]
 
-    def keep(self, run: Known, outcome: OutcomeT, seconds: float) -> None:
+    def keep(self, run: Known, outcome: OutcomeT, seconds: float | None = None) -> None:
         """Remember it, on disk too if there is a file. Raises OSError."""
         self._outcomes[run.fingerprint] = outcome
         if self.file is None:
             return
-        entry = {"fingerprint": run.fingerprint, **run.about, "seconds": round(seconds, 1), "outcome": asdict(outcome)}
+        took = {} if seconds is None else {"seconds": round(seconds, 1)}
+        entry = {"fingerprint": run.fingerprint, **run.about, **took, "outcome": asdict(outcome)}
         with self.file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(entry) + "\n")
             out.flush()

@@ -1,7 +1,7 @@
 """Seeds by the thousand: what commands that soak (`chaos`, `chaos_pipeline`) have in common.
 
 Every so often a seed is run twice, the second time by another process, so that what depends on Python's hash seed differs: another log is a violation.
-A soak that is interrupted says with which `--first` to go on.
+A soak that is interrupted says how to go on: with `--kept FILE` by itself, for what has passed by the same code is not run again (`soaked`).
 """
 
 import argparse
@@ -10,10 +10,11 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from farflung.sims.orphans import leave_with_pool
 from farflung.sims.simulation import Report
+from farflung.sims.soaked import Passes
 
 R = TypeVar("R", bound=Report)
 R_co = TypeVar("R_co", bound=Report, covariant=True)
@@ -42,24 +44,23 @@ class Run(Protocol[R_co]):
 
 
 def run_seeds(
-    seeds: Sequence[int], *, jobs: int, run: Callable[[int], R], repeat_every: int = 0
-) -> Generator[tuple[R, bool], None, None]:
-    """The report of each seed, in order, and whether it was run twice: every `repeat_every`-th is, 0 for none."""
-    repeated = seeds[::repeat_every] if repeat_every else ()
+    seeds: Sequence[int], *, jobs: int, run: Callable[[int], R], twice: Collection[int] = ()
+) -> Generator[R, None, None]:
+    """The report of each seed, in order; those of `twice` are run once more, to the same log."""
     fresh = get_context("spawn")  # a fork would have its parent's hash seed
     with (
         ProcessPoolExecutor(jobs, mp_context=fresh, initializer=_begin) as pool,
         ProcessPoolExecutor(1, mp_context=fresh, initializer=_begin) as other,
     ):
         try:
-            again = {seed: other.submit(run, seed) for seed in repeated}
+            again = {seed: other.submit(run, seed) for seed in seeds if seed in twice}
             for report in map(run, seeds) if len(seeds) == 1 else pool.map(run, seeds):
                 second = again.pop(report.seed, None)
                 if second is not None and (log := second.result().log_sha256) != report.log_sha256:
                     report.violations.append(
                         f"seed {report.seed} run twice gave two logs: sha256 {report.log_sha256} and {log}"
                     )
-                yield report, second is not None
+                yield report
         finally:  # whoever stops listening does not wait for thousands of seeds
             pool.shutdown(cancel_futures=True)
             other.shutdown(cancel_futures=True)
@@ -79,33 +80,47 @@ def rate_and_rest(done: int, of: int, seconds: float) -> str:
 
 
 def soak(
-    description: str | None, kinds: Mapping[str, Run[R]], told: Callable[[R], str], args: Sequence[str] | None = None
+    command: str,  # of which seeds that passed are kept
+    description: str | None,
+    kinds: Mapping[str, Run[R]],
+    told: Callable[[R], str],
+    args: Sequence[str] | None = None,  # in the place of the command line's
 ) -> None:
     """The command: runs the seeds that it is asked for, of the first of `kinds` unless another is named, says of each what `told` does, and exits with 1
-    if any of them broke an invariant. `args`: in the place of the command line's.
+    if any of them broke an invariant. Raises OSError, and ValueError when the file of those that have passed is one of something else.
     """
     asked = _parse(description, kinds, args)
     seeds = [asked.seed] if asked.seed is not None else list(range(asked.first, asked.first + asked.seeds))
+    every = 1 if asked.twice else asked.repeat_every
+    twice = set(seeds[::every]) if every else set[int]()
+    passes = Passes(asked.kept, command, asked.kind, twice) if asked.kept else None
+    left = [seed for seed in seeds if passes is None or seed not in passes]
+    if before := len(seeds) - len(left):
+        sys.stdout.write(f"{asked.kind}: {before} of {len(seeds)} seeds have passed before, by the same code\n")
     run = partial(kinds[asked.kind], keep=asked.events)
     began, done, failed, runs = time.monotonic(), 0, list[int](), 0
-    reports = run_seeds(seeds, jobs=asked.jobs, run=run, repeat_every=1 if asked.twice else asked.repeat_every)
+    reports = run_seeds(left, jobs=asked.jobs, run=run, twice=twice)
     try:
-        with contextlib.closing(reports), _told_on(asked.kind, len(seeds)) as tell:
-            for report, twice in reports:
-                done, runs = done + 1, runs + 1 + twice
+        with contextlib.closing(reports), _told_on(asked.kind, len(left)) as tell:
+            for report in reports:
+                again = report.seed in twice
+                done, runs = done + 1, runs + 1 + again
                 if asked.events:
                     sys.stdout.write("\n".join(report.schedule + report.events) + "\n")
                 if report.violations:
                     failed.append(report.seed)
-                if report.violations or len(seeds) < TOLD_EVERY:
+                elif passes is not None:
+                    passes.add(report.seed, report.log_sha256)
+                if report.violations or len(left) < TOLD_EVERY:
                     verdict = "VIOLATED" if report.violations else "ok"
                     violations = "".join(f"    {violation}\n" for violation in report.violations[:MOST_TOLD])
-                    said = f"seed {report.seed:4d}: {told(report)}, {verdict}{', twice' if twice else ''}\n{violations}"
+                    said = f"seed {report.seed:4d}: {told(report)}, {verdict}{', twice' if again else ''}\n{violations}"
                     sys.stdout.write(said)
-                tell(done, f"{rate_and_rest(done, len(seeds), time.monotonic() - began)}, {len(failed)} failed")
+                tell(done, f"{rate_and_rest(done, len(left), time.monotonic() - began)}, {len(failed)} failed")
                 sys.stdout.flush()
     except KeyboardInterrupt:
-        sys.stdout.write(f"interrupted: go on with --first {asked.first + done} --seeds {len(seeds) - done}\n")
+        first = f"--first {asked.first + done} --seeds {len(seeds) - done}" if passes is None else "the same command"
+        sys.stdout.write(f"interrupted: go on with {first}\n")
         sys.exit(INTERRUPTED)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_s = sum(usage.ru_utime + usage.ru_stime for usage in used) / max(1, runs)
@@ -124,6 +139,12 @@ def _parse(description: str | None, kinds: Mapping[str, Run[R]], args: Sequence[
     parser.add_argument("--events", action="store_true", help="print the event log")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--twice", action="store_true", help="run each seed twice: its log has to be the same")
+    parser.add_argument(
+        "--kept",
+        type=Path,
+        metavar="FILE",
+        help="seeds that have passed: not run again by the same code; made when missing",
+    )
     parser.add_argument("--repeat-every", type=int, default=0, metavar="N", help="run every N-th seed twice")
     return parser.parse_args(args)
 

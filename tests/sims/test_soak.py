@@ -1,10 +1,14 @@
 """The command that soaks: what it says and how it ends, with runs that simulate nothing."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from farflung.sims import soak as soaking
+from farflung.sims import soaked
 from farflung.sims.chaos import BRISK_CALM_S, BRISK_CHURN_S, BRISK_PEERS, brisk_plan
 from farflung.sims.simulation import Report
 from farflung.sims.soak import rate_and_rest, soak
@@ -18,7 +22,7 @@ def broken_at_7(seed: int, *, keep: bool) -> Report:
     return Report(seed, 3, [], violations=["invariant 1: bits differ"] if seed == 7 else [])
 
 
-command = partial(soak, "", told=lambda report: f"{report.num_peers} peers")
+command = partial(soak, "a soak", "", told=lambda report: f"{report.num_peers} peers")
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +38,12 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         def shutdown(self, *, cancel_futures: bool) -> None: ...
 
         map = staticmethod(map)
+
+        @staticmethod
+        def submit(run: Callable[[int], Report], seed: int) -> Future[Report]:
+            done = Future[Report]()
+            done.set_result(run(seed))
+            return done
 
     monkeypatch.setattr(soaking, "ProcessPoolExecutor", Pool)
 
@@ -69,6 +79,45 @@ def test_whoever_interrupts_hears_where_to_go_on(capsys: pytest.CaptureFixture[s
 
     lines = said(capsys, ["--first", "10", "--seeds", "9"], soaking.INTERRUPTED, interrupted)
     assert lines[-1] == "interrupted: go on with --first 13 --seeds 6"
+
+
+def test_a_soak_goes_on_where_it_was_interrupted_and_runs_again_what_failed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = list[int]()
+
+    def interrupted_at(seed_of_interruption: int, seed: int, *, keep: bool) -> Report:
+        ran.append(seed)
+        if seed == seed_of_interruption:
+            raise KeyboardInterrupt
+        return broken_at_7(seed, keep=keep)
+
+    kept = ["--kept", str(tmp_path / "out" / "soak.jsonl"), "--first", "5"]
+    lines = said(capsys, [*kept, "--seeds", "5"], soaking.INTERRUPTED, partial(interrupted_at, 8))
+    assert lines[-1] == "interrupted: go on with the same command"
+    lines = said(capsys, [*kept, "--seeds", "5"], 1, partial(interrupted_at, 99))
+    assert ran == [5, 6, 7, 8, 7, 8, 9], "7 had failed"
+    assert lines[0] == "other: 2 of 5 seeds have passed before, by the same code"
+    ran.clear()
+    said(capsys, [*kept, "--seeds", "2", "--twice"], 0, partial(interrupted_at, 99))
+    assert sorted(ran) == [5, 5, 6, 6], "they had not been run twice"
+    said(capsys, [*kept, "--seeds", "2", "--twice"], 0, partial(interrupted_at, 99))
+    assert len(ran) == 4
+    monkeypatch.setattr(soaked, "code_digest", lambda: "changed")
+    said(capsys, [*kept, "--seeds", "2"], 0, partial(interrupted_at, 99))
+    assert ran[4:] == [5, 6]
+
+
+def test_any_line_of_our_code_makes_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "node" / "a.py"
+    module.parent.mkdir()
+    module.write_text("x = 1\n")
+    monkeypatch.setattr(soaked, "__file__", str(tmp_path / "sims" / "soaked.py"))
+    first = soaked.code_digest()
+    (tmp_path / "README.md").write_text("of no consequence")
+    assert soaked.code_digest() == first
+    module.write_text("x = 2\n")
+    assert soaked.code_digest() != first
 
 
 def test_the_log_is_kept_for_who_wants_to_see_it(capsys: pytest.CaptureFixture[str]) -> None:
