@@ -168,6 +168,13 @@ def bench_quality(
             min=1, help="Seeds of what the goals compare, in the place of the tier's; other methods have half as many."
         ),
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Train on this, as bytes, in the place of the embedded corpus, of which the tier gpu has many epochs: text:PATH, shards:FOLDER or hf:DATASET.",
+        ),
+    ] = None,
     device: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="Train there; ci and nightly do on the CPU, gpu on CUDA.")
     ] = None,
@@ -184,6 +191,7 @@ def bench_quality(
 ) -> None:
     """Loss and bytes of low-bandwidth training methods beside data-parallel training, in one run."""
     from farflung.sims.quality import run_quality
+    from farflung.training.errors import DataError
 
     try:
         run_quality(
@@ -192,13 +200,14 @@ def bench_quality(
             peers=peers,
             interval=interval,
             seeds=seeds,
+            data=data,
             device=device,
             jobs=jobs,
             out=out,
             page=page,
             as_json=as_json,
         )
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, DataError) as error:
         raise typer.BadParameter(str(error)) from error
 
 

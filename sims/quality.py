@@ -1,6 +1,6 @@
 """`farflung bench quality`: what low-bandwidth training methods lose against data-parallel training, in one run.
 
-All methods train the same model on the same tokens of the same corpus with the same global batch, split by the peers;
+All methods train the same model on the same tokens of the same data set with the same global batch, split by the peers;
 the mathematics, the codecs and the payloads are real, only the peers share one process. Each method's inner learning rate is
 chosen on one half of the held-out windows and its loss reported on the other. Settings: `quality_methods`; sizes:
 `quality_tiers`.
@@ -40,6 +40,7 @@ def run_quality(
     peers: int | None = None,  # M, in the place of the tier's
     interval: int | None = None,  # H, in the place of the methods' own
     seeds: int | None = None,  # of what the goals compare, in the place of the tier's; other methods have half as many
+    data: str | None = None,  # spec of a data set, in the place of the tier's
     device: str | None = None,  # cpu or cuda, in the place of the tier's
     jobs: int = 1,  # runs at a time, in processes of their own if more than one
     out: Path | None = None,  # where runs are kept
@@ -54,7 +55,7 @@ def run_quality(
     if tier_name not in TIERS:
         raise ValueError(f"no tier is called {tier_name!r}; there are {', '.join(TIERS)}")
     tier = TIERS[tier_name] if peers is None else replace(TIERS[tier_name], peers=peers)
-    tier = replace(tier, seeds=seeds or tier.seeds).on(device or tier.device)
+    tier = replace(tier, seeds=seeds or tier.seeds, data=data or tier.data).on(device or tier.device)
     if tier.device == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(
             "torch finds no CUDA device here, and this was to run on one; ci and nightly run on the CPU too"
@@ -73,6 +74,7 @@ def run_quality(
     if as_json:
         facts = {
             "tier": tier.name,
+            "data": tier.data,
             "peers": tier.peers,
             "parameters": num_parameters(tier.model),
             "tokens": tier.num_tokens,
@@ -83,7 +85,7 @@ def run_quality(
     if page is not None:
         from farflung.sims.quality_page import write_page
 
-        given = {"methods": names, "peers": peers, "interval": interval, "seeds": seeds, "device": device}
+        given = {"methods": names, "peers": peers, "interval": interval, "seeds": seeds, "data": data, "device": device}
         options = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
         write_page(
             page,

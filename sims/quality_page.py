@@ -7,7 +7,7 @@ from farflung.sims.quality_methods import Method
 from farflung.sims.quality_plot import CEILING, frontier, plot_frontier
 from farflung.sims.quality_rows import Row
 from farflung.sims.quality_runs import EXTENDED_BY, EXTENSIONS
-from farflung.sims.quality_tiers import Tier
+from farflung.sims.quality_tiers import EMBEDDED, Tier
 from farflung.sims.quality_words import budget, checks, settings
 from farflung.training.presets import num_parameters
 
@@ -33,6 +33,10 @@ def write_page(
     (folder / PAGE).write_text("\n".join(_lines(tier, rows, methods, num_samples, options)) + "\n", encoding="utf-8")
 
 
+def _text(tier: Tier) -> str:
+    return "the embedded corpus" if tier.data == EMBEDDED else f"`{tier.data}`"
+
+
 def _lines(tier: Tier, rows: Sequence[Row], methods: Mapping[str, Method], num_samples: int, options: str) -> list[str]:
     epochs = tier.steps * tier.batch / num_samples
     return [
@@ -40,7 +44,7 @@ def _lines(tier: Tier, rows: Sequence[Row], methods: Mapping[str, Method], num_s
         "",
         f"Made by `farflung bench quality --tier {tier.name}{options} --page docs`; do not edit. {_machines(rows)}",
         "",
-        f"Tier {tier.name}: {num_parameters(tier.model):,} parameters, {tier.num_tokens:,} tokens of the embedded corpus, {epochs:.2g} times all of it. "
+        f"Tier {tier.name}: {num_parameters(tier.model):,} parameters, {tier.num_tokens:,} tokens of {_text(tier)}, {epochs:.2g} times all of it. "
         f"All methods see the same tokens in the same order, {tier.batch * tier.model.seq_len:,} a step, split by {tier.peers} peers. The first "
         f"{tier.warm_steps} of {tier.steps} steps are synchronous, and no method's bytes count them. Peers share a process; the mathematics, the codecs and the payloads are real{PRODUCTS[tier.precision]}. "
         "A method's inner learning rate is the best of a grid on one half of the held-out windows with the first seed, and its loss is the mean over its seeds on the other half.",

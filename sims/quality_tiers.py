@@ -12,6 +12,9 @@ from farflung.sims.quality_methods import Method
 from farflung.training.model import ModelConfig
 from farflung.training.presets import preset
 
+EMBEDDED = "python"
+"""The data set that every machine has."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tier:
@@ -19,7 +22,7 @@ class Tier:
 
     name: str
     model: ModelConfig
-    data: str = "python"
+    data: str = EMBEDDED
     """Spec of the data set; tokens are bytes."""
     peers: int = 2
     """M."""
@@ -128,6 +131,6 @@ GPU = Tier(
     device="cuda",
     bf16=True,
 )
-"""747 M tokens, 20 per parameter and more, in 90 rounds of 30 steps; many epochs of the embedded corpus."""
+"""747 M tokens, 20 per parameter and more, in 90 rounds of 30 steps; many epochs of the embedded corpus, so give `--data`."""
 
 TIERS = {tier.name: tier for tier in (CI, NIGHTLY, GPU)}

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from tests.sims.quality_toy import ADAMW, LR, TOY, toy_corpus
 
-from farflung.sims import quality_making
+from farflung.sims import quality_making, quality_train
 from farflung.sims.kept import Kept
 from farflung.sims.quality import _show, run_quality
 from farflung.sims.quality_making import make
@@ -27,6 +27,7 @@ from farflung.sims.quality_tiers import CI, NIGHTLY, TIERS
 from farflung.sims.quality_train import Outcome, finished
 from farflung.sims.quality_words import _half, budget, checks, goals, settings
 from farflung.sims.quality_worker import Worker
+from farflung.training.errors import DataError
 from farflung.training.rules import Nesterov, Sgd
 from farflung.training.streaming import Timetable
 
@@ -390,6 +391,25 @@ def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.M
         run_quality("ci", interval=13)
     with pytest.raises(ValueError, match="multiple of the peers"):
         run_quality("ci", peers=3)
+
+
+def test_another_text_is_read_as_bytes_and_named_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} times {number} is {number * number}. " for number in range(2000)))
+    tier = replace(TOY, name="ci", model=replace(TOY.model, vocab_size=264))
+    monkeypatch.setitem(TIERS, "ci", tier)
+    monkeypatch.setattr(quality_train, "corpus", lambda tier: quality_train._corpus(tier.data, tier.model.seq_len))
+    out = tmp_path / "runs.jsonl"
+    run_quality("ci", names="averaging", interval=6, data=f"text:{text}", out=out, page=tmp_path)
+    page = (tmp_path / "quality.md").read_text()
+    assert f" tokens of `text:{text}`, " in page and f"--data text:{text} " in page and "embedded corpus" not in page
+    runs = len(out.read_text().splitlines())
+    text.write_text("another " * 5000 + text.read_text())
+    quality_train._corpus.cache_clear()  # as in another process
+    run_quality("ci", names="averaging", interval=6, data=f"text:{text}", out=out)
+    assert len(out.read_text().splitlines()) == 2 * runs, "what was trained on the old text is no run of the new one"
+    with pytest.raises(DataError, match="no such file"):
+        run_quality("ci", data=f"text:{tmp_path / 'none'}")
 
 
 def test_settings_of_every_method_in_words() -> None:
