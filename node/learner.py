@@ -44,11 +44,11 @@ class Learner(Saves, Protocol):
     @property
     def num_parameters(self) -> int: ...
 
-    def offer(self) -> None:
-        """Remember the local parameters as what the next round shall count; training may go on."""
+    def offer(self, start: int, stop: int) -> None:
+        """Remember the local parameters of elements [start, stop) as what the next round, which moves these, shall count; training may go on."""
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:
-        """Outer minus offered parameters of elements [start, stop), fp32 on the CPU; in flight from now on."""
+        """Outer minus offered parameters of elements [start, stop), fp32 on the CPU; in flight from now on. Raises NothingOffered."""
 
     def apply(
         self,
@@ -105,8 +105,8 @@ class LearnerOf(Generic[S]):
     def num_parameters(self) -> int:
         return self.replica.num_parameters
 
-    def offer(self) -> None:
-        self.replica.offer()
+    def offer(self, start: int, stop: int) -> None:
+        self.replica.offer(start, stop)
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:
         return self.replica.offered_gradient(start, stop)

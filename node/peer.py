@@ -123,6 +123,7 @@ class Peer:
                 may_train=lambda: self._may_train(),
                 awaits_means=lambda: self._awaits_means(),
                 is_due=lambda step_s: self.member.is_due(step_s, self._now()),
+                moves=lambda: self.settings.rules.span(self.member.head.commit),
                 others_train=lambda: self.member.membership.others_train(self.member.head.commit.view),
                 set_ready=self._ready,
                 withdraw=lambda: self._do(self.member.withdraw(self._now())),
@@ -412,19 +413,18 @@ class Peer:
         return self.applier.preparing == head.height and not self.settings.rules.finished(head)
 
     async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._net_at = loop.time()
+        self._net_at = self._now()
         while True:
             self._do(self.member.tick(self._now()))
             self._update_state()
-            self.exchange.sending.sample(loop.time())
-            self.exchange.receiving.sample(loop.time())
+            self.exchange.sending.sample(self._now())
+            self.exchange.receiving.sample(self._now())
             self.network.pace(self.exchange.sending.pace_bytes_per_s)
             if self.departure.is_over(self._now()):
                 self._let_go.set()
             self._watch_end(self._now())
-            if loop.time() >= self._net_at:
-                self._net_at = max(self._net_at + self._net_every_s, loop.time())  # the machine may have slept
+            if self._now() >= self._net_at:
+                self._net_at = max(self._net_at + self._net_every_s, self._now())  # the machine may have slept
                 sent, received = self.network.sent_bytes(), self.network.received_bytes()
                 self.log.emit("net", sent_bytes=sent, received_bytes=received, peers=self.num_alive)
             await self.rest.sleep(TICK_S)

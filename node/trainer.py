@@ -27,6 +27,7 @@ from farflung.protocol.lap import ROUNDS, Laps
 from farflung.protocol.ledger import count, is_prefix, join, split
 from farflung.protocol.messages import Ready
 from farflung.protocol.types import LONGEST_S, Intervals
+from farflung.training.coupled import Slice
 from farflung.training.errors import NotNow
 from farflung.training.inner import StepReport
 from farflung.training.out_of_memory import let_go
@@ -69,6 +70,8 @@ class Host:
     """Whether the newest commit is applied as soon as its means are here and decoded, and the run goes on."""
     is_due: Callable[[float], bool]
     """Whether a round wants what we have, given the seconds of our steps."""
+    moves: Callable[[], Slice]
+    """Which elements the next round moves: as long as there is none, that stays so."""
     others_train: Callable[[], bool]
     """Whether other members do, so that a round comes without any step of ours."""
     set_ready: Callable[[Ready], None]
@@ -249,7 +252,7 @@ class Trainer(ABC):
     async def _offer(self) -> None:
         """Offer the progress to the swarm."""
         self._offered_at = asyncio.get_running_loop().time()
-        await self._door.run(self._learner.offer)
+        await self._door.run(self._learner.offer, *self._host.moves())
         self._taking_s += self._now() - self._offered_at
         if not self._host.may_train():
             return  # a commit has come meanwhile, and may count this: what was sent before a restart. Once it is applied we look again

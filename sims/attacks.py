@@ -135,10 +135,10 @@ class Backwards:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._learner, name)
 
-    def offer(self) -> None:
+    def offer(self, start: int, stop: int) -> None:
         """See `Learner.offer`."""
-        self._learner.offer()
-        outer, offered = self._coupled.outer.params, self._coupled.offered
+        self._learner.offer(start, stop)
+        outer, offered = self._coupled.outer.params[start:stop], self._coupled.offered.values
         offered.copy_(outer - (outer - offered).flip(0))
         # It goes on from there, or what it hides would come on top of its next contribution, and grow from round to round.
-        unflatten(self._coupled.layout, offered, self._coupled.parameters)
+        unflatten(self._coupled.layout, offered, self._coupled.parameters, start)

@@ -88,7 +88,7 @@ class VectorLearner:
     def pass_over(self, numbers: Sequence[int]) -> None:
         pass
 
-    def offer(self) -> None:
+    def offer(self, start: int, stop: int) -> None:
         pass
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:

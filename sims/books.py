@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
+
+from farflung.training.coupled import Offered
 
 Witness = Callable[[tuple[int, ...], Tensor], None]
 """Sees samples and a pseudo-gradient of them, fp32 [n], which it must not change or keep."""
@@ -10,6 +13,13 @@ Witness = Callable[[tuple[int, ...], Tensor], None]
 
 def nobody(samples: tuple[int, ...], gradient: Tensor) -> None:
     """Nobody looks."""
+
+
+def gradient_of(outer: Tensor, sent: Offered) -> Tensor:
+    """Outer minus sent parameters, fp32 [n]: 0 where none were offered."""
+    gradient = torch.zeros_like(outer)
+    gradient[sent.start : sent.stop] = outer[sent.start : sent.stop] - sent.values
+    return gradient
 
 
 class SampleBook:
@@ -31,7 +41,7 @@ class SampleBook:
         self._offered_samples = list(self.trained)
 
     def book_gradient(self, gradient: Tensor) -> None:
-        """What was offered last is in flight; `gradient`: of all parameters, whatever part of it a round wants."""
+        """What was offered last is in flight; see `gradient_of`."""
         self.sent_samples = self._offered_samples
         self.witness(tuple(self.sent_samples), gradient)
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from farflung.node.learner import LearnerOf, SwarmLearner
 from farflung.node.stage_learner import StageLearner
-from farflung.sims.books import SampleBook
+from farflung.sims.books import SampleBook, gradient_of
 from farflung.sims.toy import ToyLearner
-from farflung.training.coupled import Coupled, Slice, Update
+from farflung.training.coupled import Coupled, Offered, Slice, Update
 from farflung.training.data import Dataset
 from farflung.training.flat import flatten, unflatten
 from farflung.training.inner import StepReport
@@ -33,14 +33,14 @@ class BookedLearner(LearnerOf[S], SampleBook):
     def strayed(self) -> float:
         return 0.0  # where Adam should have gone nobody can say
 
-    def offer(self) -> None:
-        super().offer()
+    def offer(self, start: int, stop: int) -> None:
+        super().offer(start, stop)
         self.book_offer()
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:
         gradient = super().offered_gradient(start, stop)
         assert self.replica.sent is not None
-        self.book_gradient(self.outer.params - self.replica.sent)
+        self.book_gradient(gradient_of(self.outer.params, self.replica.sent))
         return gradient
 
     def apply(self, updates: Sequence[Update], *, contributed: bool, told: Mapping[int, Tensor] | None = None) -> None:
@@ -138,7 +138,7 @@ def thaw_replica(replica: ModelState, state: dict[str, object]) -> None:
             "params": Tensor() as params,
             "momentum": Tensor() as momentum,
             "local": Tensor() as local,
-            "sent": sent,
+            "sent": Offered() | None as sent,
             "inner": dict(inner),
             "inner_steps": int(inner_steps),
         }:
@@ -146,7 +146,7 @@ def thaw_replica(replica: ModelState, state: dict[str, object]) -> None:
             replica.outer.params.copy_(params)
             replica.outer.momentum.copy_(momentum)
             unflatten(replica.layout, local, replica.parameters)
-            replica.sent, replica.offered = sent.clone() if isinstance(sent, Tensor) else None, None
+            replica.sent, replica.offered = None if sent is None else sent.clone(), None
         case _:
             raise ValueError("not what `freeze_replica` gave")
 

@@ -21,7 +21,7 @@ from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.storage import Link, Place, TakeChunk
 from farflung.protocol.chain import Certified, Commit
 from farflung.protocol.saved_vote import SavedVote
-from farflung.sims.books import SampleBook
+from farflung.sims.books import SampleBook, gradient_of
 from farflung.training.coupled import Coupled, Slice, Update
 from farflung.training.inner import StepReport
 from farflung.training.rules import OuterRule
@@ -79,8 +79,8 @@ class ToyLearner(Coupled, SampleBook):
         """The samples that move something."""
         return numbers
 
-    def offer(self) -> None:
-        super().offer()
+    def offer(self, start: int = 0, stop: int | None = None) -> None:
+        super().offer(start, stop)
         self.book_offer()
         self._offered_made = self._made
 
@@ -88,7 +88,7 @@ class ToyLearner(Coupled, SampleBook):
         self._sent_made = self._offered_made
         gradient = super().offered_gradient(start, stop)
         assert self.sent is not None
-        self.book_gradient(self.outer.params - self.sent)
+        self.book_gradient(gradient_of(self.outer.params, self.sent))
         return gradient
 
     def apply(

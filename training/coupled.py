@@ -6,8 +6,8 @@ Local progress is never thrown away silently. Whenever the outer parameters move
 
 where the reference is what the local parameters would be without the progress that still has to be reported: the local
 parameters at the time of sending, if what was sent has been counted (or what they would have been with no more progress
-than the codec let through); the old outer ones, if not. What is offered or in flight is a copy of local parameters, and
-moves in the same way.
+than the codec let through); the old outer ones, if not. What is offered or in flight is a copy of local parameters, of those elements only that a
+round moves, and moves in the same way.
 
 With mixing (Streaming DiLoCo) those who contributed move elsewhere: local and offered parameters alike go to alpha of themselves and 1 - alpha of the
 new outer ones (`late.mix_`), so that a share of what was trained since sending is given up for being nearer to the others. Whoever did not
@@ -15,6 +15,7 @@ contribute moves as above all the same, or a missed round would cost it progress
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,38 @@ Slice = tuple[int, int]
 
 Update = tuple[int, int, Tensor]
 """(start, stop, mean): the mean pseudo-gradient, fp32 [stop - start] on the CPU, of elements [start, stop)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offered:
+    """Local parameters of elements [start, stop) as they were when they were offered."""
+
+    start: int
+    stop: int
+    buffer: Tensor
+    """fp32, CPU, of at least stop - start elements: those come first, and what follows is nothing."""
+
+    @property
+    def values(self) -> Tensor:
+        """fp32 [stop - start]."""
+        return self.buffer[: self.stop - self.start]
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether elements [start, stop) are all among them."""
+        return self.start <= start and stop <= self.stop
+
+    def of(self, start: int, stop: int) -> Tensor:
+        """Elements [start, stop), which it holds; without a copy."""
+        return self.buffer[start - self.start : stop - self.start]
+
+    def meeting(self, start: int, stop: int) -> Slice | None:
+        """Those of elements [start, stop) that are among them."""
+        low, high = max(start, self.start), min(stop, self.stop)
+        return (low, high) if low < high else None
+
+    def clone(self) -> "Offered":
+        """With memory of its own."""
+        return Offered(self.start, self.stop, self.values.clone())
 
 
 class Coupled:
@@ -53,33 +86,45 @@ class Coupled:
         params = flatten(self.layout, self.parameters, host_buffer(self.num_parameters, device))
         momentum = host_buffer(self.num_parameters, device).zero_()
         self.outer = OuterState(params, momentum, rule=outer, chunk_bytes=chunk_bytes)
-        self.offered: Tensor | None = None
-        """Local parameters [n] at the last `offer()`, until a round has counted them; the steps after it may go on."""
-        self.sent: Tensor | None = None
-        """What was offered when the pseudo-gradient in flight was taken; the same tensor as `offered` until the next offer."""
+        self.offered: Offered | None = None
+        """Local parameters at the last `offer()`, until a round has counted them; the steps after it may go on."""
+        self.sent: Offered | None = None
+        """What was offered when the pseudo-gradient in flight was taken; the same as `offered` until the next offer."""
         self._spare: Tensor | None = None
-        """A buffer for the next offer: page-locked memory takes long to get."""
+        """A buffer for the next offer, fp32 [n]: page-locked memory takes long to get."""
 
     @property
     def num_parameters(self) -> int:
         return self.layout.num_parameters
 
-    def offer(self) -> None:
-        """Remember the local parameters as they are: the next pseudo-gradient is measured from here, whatever is trained meanwhile."""
+    def offer(self, start: int = 0, stop: int | None = None) -> None:
+        """Remember the local parameters of elements [start, stop) as they are, or all: the next pseudo-gradient of these is measured from here, whatever is
+        trained meanwhile."""
+        stop = self.num_parameters if stop is None else stop
         if self.offered is None or self.offered is self.sent:  # what is in flight may still be counted
-            spare, self._spare = self._spare, None
-            self.offered = host_buffer(self.num_parameters, self.device) if spare is None else spare
-        flatten(self.layout, self.parameters, self.offered)
+            buffer, self._spare = self._spare, None
+        else:
+            buffer = self.offered.buffer
+        if buffer is None or buffer.numel() < self.num_parameters:  # as of a checkpoint, which has what was sent only
+            # Of all elements, though most rounds move few: the last one moves all. What is not written takes no memory where it is not page-locked.
+            buffer = host_buffer(self.num_parameters, self.device)
+        self.offered = None  # what it lies in is written over
+        flatten(self.layout, self.parameters, buffer[: stop - start], start)
+        self.offered = Offered(start, stop, buffer)
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:
         """Outer minus offered parameters of elements [start, stop): fp32 [stop - start] on the CPU, the caller's to keep; in
-        flight from now on. Raises NothingOffered.
+        flight from now on. Raises NothingOffered, also where others were offered.
         """
         offered = self.offered  # as it is now: whoever gives it up meanwhile, in another thread, does not change it
         if offered is None:
             raise NothingOffered("no progress was offered")
+        if not offered.holds(start, stop):
+            raise NothingOffered(
+                f"elements [{start}, {stop}) are asked for, and [{offered.start}, {offered.stop}) were offered"
+            )
         self.sent = offered
-        return self.outer.params[start:stop] - offered[start:stop]
+        return self.outer.params[start:stop] - offered.of(start, stop)
 
     def pseudo_gradient(self) -> Tensor:
         """`offered_gradient` of all parameters as they are now."""
@@ -101,7 +146,7 @@ class Coupled:
 
         Elements in no slice keep everything, and their progress stays in the next pseudo-gradient; so
         does all progress of a peer that did not contribute. Raises ValueError, with nothing changed, when
-        an update does not fit, when two overlap, when nothing is in flight that could have contributed, or when a share of the
+        an update does not fit, when two overlap, when nothing of an update is in flight that could have contributed, or when a share of the
         local parameters would be mixed away that `told` says is to stay in them. Raises NotEnoughMemory when device and
         host have no room for a piece of it, with some slices moved.
         """
@@ -113,29 +158,27 @@ class Coupled:
             if start < covered:
                 raise ValueError(f"two updates of element {start} in one round")
             covered = stop
-        sent = self._take_sent() if contributed else None
+        sent = self._take_sent([(start, stop) for start, stop, _ in updates]) if contributed else None
         for start, stop, mean in updates:
             old = self.outer.params[start:stop].clone()
             self.outer.advance_(start, stop, mean)
             new = self.outer.params[start:stop]
             if sent is not None and self.mix is not None:
                 self._mix(start, stop, self.mix)
-                if self.offered is not None:
-                    mix_(self.offered[start:stop], new, self.mix)
+                if self.offered is not None and (both := self.offered.meeting(start, stop)) is not None:
+                    low, high = both
+                    mix_(self.offered.of(low, high), self.outer.params[low:high], self.mix)
                 continue  # nothing is in flight any more
             if sent is None:
                 reference = old
             elif told is not None and start in told:
                 reference = old - told[start]
             else:
-                reference = sent[start:stop]
+                reference = sent.of(start, stop)
             self._rebase(start, stop, reference)
-            if self.offered is not None:
-                rebase_(self.offered[start:stop], new, reference)
-            if (
-                self.sent is not None and self.sent is not self.offered
-            ):  # in flight, behind what is offered; not counted
-                rebase_(self.sent[start:stop], new, old)
+            _follow(self.offered, start, new, reference)
+            if self.sent is not self.offered:  # in flight, behind what is offered; not counted
+                _follow(self.sent, start, new, old)
 
     def adopt_outer(
         self,
@@ -144,9 +187,9 @@ class Coupled:
         counted: Sequence[Slice] = (),  # where the new outer state counts the pseudo-gradient in flight
     ) -> None:
         """Go on from outer state that was downloaded into `self.outer`. Nothing is in flight afterwards. Raises ValueError, with
-        nothing changed, when something is said to be counted and nothing was in flight; NotEnoughMemory as `apply` does.
+        nothing changed, when something is said to be counted that was not in flight; NotEnoughMemory as `apply` does.
         """
-        sent = self._take_sent() if counted else None
+        sent = self._take_sent(counted) if counted else None
         self.sent = self.offered = None
         if previous is None:
             self.discard_progress()
@@ -154,7 +197,7 @@ class Coupled:
         reference = previous.clone() if sent is not None else previous
         if sent is not None:
             for start, stop in counted:
-                reference[start:stop] = sent[start:stop]
+                reference[start:stop] = sent.of(start, stop)
         self._rebase(0, self.num_parameters, reference)
 
     def discard_progress(self) -> None:
@@ -162,13 +205,18 @@ class Coupled:
         self.sent = self.offered = None
         unflatten(self.layout, self.outer.params, self.parameters)
 
-    def _take_sent(self) -> Tensor:
-        if self.sent is None:
+    def _take_sent(self, counted: Sequence[Slice]) -> Offered:
+        """What was sent, of which these slices count."""
+        sent = self.sent
+        if sent is None:
             raise ValueError("contributed, but no pseudo-gradient is in flight")
-        sent, self.sent = self.sent, None
+        for start, stop in counted:
+            if not sent.holds(start, stop):
+                raise ValueError(f"contributed [{start}, {stop}), but [{sent.start}, {sent.stop}) is in flight")
+        self.sent = None
         if self.offered is sent:
             self.offered = None
-        self._spare = sent
+        self._spare = sent.buffer
         return sent
 
     def _mix(self, start: int, stop: int, alpha: float) -> None:
@@ -220,3 +268,15 @@ class Coupled:
             if not is_lack(error):
                 raise
         return None
+
+
+def _follow(
+    offered: Offered | None,
+    start: int,
+    outer: Tensor,  # fp32 [k], CPU: elements [start, start + k)
+    reference: Tensor,  # same
+) -> None:
+    """Move what of a slice was offered, if anything, as the local parameters are."""
+    if offered is not None and (both := offered.meeting(start, start + outer.numel())) is not None:
+        low, high = both
+        rebase_(offered.of(low, high), outer[low - start : high - start], reference[low - start : high - start])

@@ -90,22 +90,22 @@ class Layout:
                 yield low, high, flat[low - slot.start : high - slot.start]
 
 
-def flatten(layout: Layout, tensors: Iterable[Tensor], out: Tensor) -> Tensor:
-    """Copy one tensor per slot into `out` [n] on the CPU, and wait until they have arrived. Returns `out`."""
+def flatten(layout: Layout, tensors: Iterable[Tensor], out: Tensor, start: int = 0) -> Tensor:
+    """Copy of one tensor per slot the elements from `start` on into `out` [k] on the CPU, and wait until they have arrived. Returns `out`."""
     device = None
-    for low, high, piece in layout.pieces(tensors):
+    for low, high, piece in layout.pieces(tensors, start, start + out.numel()):
         device = piece.device
-        out[low:high].copy_(piece, non_blocking=out.is_pinned())
+        out[low - start : high - start].copy_(piece, non_blocking=out.is_pinned())
     synchronize(device)
     return out
 
 
-def unflatten(layout: Layout, flat: Tensor, tensors: Iterable[Tensor]) -> None:
-    """Copy `flat` [n] into one tensor per slot, and wait until it has been read."""
+def unflatten(layout: Layout, flat: Tensor, tensors: Iterable[Tensor], start: int = 0) -> None:
+    """Copy `flat` [k] into one tensor per slot, from element `start` on, and wait until it has been read."""
     device = None
-    for low, high, piece in layout.pieces(tensors):
+    for low, high, piece in layout.pieces(tensors, start, start + flat.numel()):
         device = piece.device
-        piece.copy_(flat[low:high], non_blocking=flat.is_pinned())
+        piece.copy_(flat[low - start : high - start], non_blocking=flat.is_pinned())
     synchronize(device)
 
 

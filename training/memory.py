@@ -21,8 +21,8 @@ bf16 autocast, 4 without), bytes on the device at the peak of a step:
                    AdamW is fused and has none) and of coding 8 bits
 
 and in host memory 16 n of outer state (parameters, momentum, what was sent, one pseudo-gradient), 4 n for each
-direction with error feedback and each copy for shadows, 4 n that a round decodes (less where rounds are of fragments),
-and the inner state when it is offloaded. Beside CUDA most of that is page-locked (`page_locked`), for which torch takes the next power of two of each
+direction with error feedback and each copy for shadows, 4 n that a round decodes, and the inner state when it is offloaded. Where rounds are of fragments
+the pseudo-gradient, what is decoded and, unless it is page-locked, what was sent are as much less until the last round, which moves everything. Beside CUDA most of that is page-locked (`page_locked`), for which torch takes the next power of two of each
 block (`flat.pinned_bytes`): parameters, momentum and what was sent, each tensor of offloaded state, and a block of 4 n that an evaluation
 takes and torch then keeps. On a CPU and a GPU without memory of its own (`devices.is_on_host`) both are one memory; on a CPU an evaluation finds
 room where the gradients were. Sums of tensors are exact; activations are within

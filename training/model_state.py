@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from farflung.training.checkpoint import Fact, read_state, write_state
-from farflung.training.coupled import Coupled
+from farflung.training.coupled import Coupled, Offered
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.flat import flatten, host_buffer, unflatten
 from farflung.training.inner import InnerConfig, make_optimizer
@@ -22,6 +22,9 @@ from farflung.training.optimizers import parse_optimizer
 from farflung.training.out_of_memory import no_room
 from farflung.training.rules import OuterRule
 from farflung.training.runtime import Runtime
+
+SENT_FROM = "sent_from"
+"""In a saved state's facts: the element at which begins what was in flight."""
 
 
 def save_fresh(folder: Path, params: Tensor, inner: InnerConfig) -> None:
@@ -77,10 +80,12 @@ class ModelState(Coupled):
             # beside a GPU the block that evaluations take, and torch keeps
             "local": flatten(self.layout, self.parameters, host_buffer(self.num_parameters, self.device)),
         }
-        if self.sent is not None:
-            tensors["sent"] = self.sent
+        facts = {**(more or {}), **_facts(self.optimizer.steps, self.inner_config)}
+        sent = self.sent  # as it is now: another thread may send something
+        if sent is not None:
+            tensors["sent"], facts[SENT_FROM] = sent.values, sent.start
         tensors |= self.optimizer.tensors()
-        write_state(folder, tensors, {**(more or {}), **_facts(self.optimizer.steps, self.inner_config)})
+        write_state(folder, tensors, facts)
 
     def load(self, folder: Path) -> Mapping[str, Fact]:
         """Bring back what `save` wrote for a model of this shape; training then goes on with the same bits. Returns all facts.
@@ -89,13 +94,19 @@ class ModelState(Coupled):
         """
         tensors, facts = read_state(folder)
         inner = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
+        sent, sent_from = tensors.pop("sent", None), facts.get(SENT_FROM, 0)
         wrong = [t for t in tensors.values() if t.shape != (self.num_parameters,) or t.dtype != torch.float32]
-        match facts:
-            case {"inner_steps": int(inner_steps), "inner_optimizer": str(name)} if not wrong:
+        if sent is not None and (sent.dim() != 1 or sent.dtype != torch.float32):
+            wrong.append(sent)
+        match facts, sent_from:
+            case {"inner_steps": int(inner_steps), "inner_optimizer": str(name)}, int() if not wrong:
                 pass
             case _:
                 raise DamagedCheckpoint(f"{folder} does not hold the tensors of this model")
-        if set(tensors) - {"sent"} != {"outer.params", "outer.momentum", "local"}:
+        in_flight = None if sent is None else Offered(sent_from, sent_from + sent.numel(), sent)
+        if in_flight is not None and not 0 <= in_flight.start < in_flight.stop <= self.num_parameters:
+            raise DamagedCheckpoint(f"{folder} does not hold what this model can have in flight")
+        if set(tensors) != {"outer.params", "outer.momentum", "local"}:
             raise DamagedCheckpoint(f"{folder} does not hold the tensors of this model")
         if name != (ours := parse_optimizer(self.inner_config.optimizer).name):
             raise DamagedCheckpoint(f"{folder} is of a run with the inner optimizer {name}, and this one's is {ours}")
@@ -104,5 +115,5 @@ class ModelState(Coupled):
         self.outer.params.copy_(tensors["outer.params"])
         self.outer.momentum.copy_(tensors["outer.momentum"])
         unflatten(self.layout, tensors["local"], self.parameters)
-        self.sent, self.offered = tensors.get("sent"), None
+        self.sent, self.offered = in_flight, None
         return facts

@@ -78,7 +78,7 @@ class Applying:
         self.member = Member(node.id, Settings(peer(0)), Membership(node.id, 1.0))
         log = EventLog(None, swarm="test", peer=str(node.number), clock=lambda: 0.0)
         log.subscribe(self.events.append)
-        host = Host(may_train=lambda: False, awaits_means=lambda: False, is_due=lambda step_s: False, others_train=lambda: False, set_ready=lambda ready: None, withdraw=lambda: None, give_up=lambda reason: None, up_bytes_per_s=lambda: 0.0, down_bytes_per_s=lambda: 0.0)  # fmt: skip
+        host = Host(may_train=lambda: False, awaits_means=lambda: False, is_due=lambda step_s: False, moves=lambda: (0, 1), others_train=lambda: False, set_ready=lambda ready: None, withdraw=lambda: None, give_up=lambda reason: None, up_bytes_per_s=lambda: 0.0, down_bytes_per_s=lambda: 0.0)  # fmt: skip
         self.trainer = ReplicaTrainer(node.id, node.learner, node.doors.learner, log, PACE, host)
         member: Any = self.member
         flat, settings = uniform(CODEC, NUMEL), member.settings

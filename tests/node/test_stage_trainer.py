@@ -90,6 +90,7 @@ class Lab:
                 may_train=lambda: True,
                 awaits_means=lambda: False,
                 is_due=lambda step_s: False,
+                moves=lambda: (0, self.trainer._stage.num_parameters),
                 others_train=lambda: False,
                 set_ready=self.ready.append,
                 withdraw=lambda: None,

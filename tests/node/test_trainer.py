@@ -35,6 +35,7 @@ class Lab:
         self.comes = False
         """Whether a commit is on its way in."""
         self.others_train = False
+        self.moves = (0, 8)
         self.due_after_s: float | None = None
         """When a round is due for the others, on the trainer's clock."""
         self.trainer = ReplicaTrainer(
@@ -47,6 +48,7 @@ class Lab:
                 may_train=lambda: self.may and not self.comes,
                 awaits_means=lambda: self.may and self.comes,
                 is_due=self._is_due,
+                moves=lambda: self.moves,
                 others_train=lambda: self.others_train,
                 set_ready=self.ready.append,
                 withdraw=self._withdraw,
@@ -324,6 +326,23 @@ def test_progress_whose_samples_went_to_others_is_dropped(window: tuple[tuple[in
     lab.trainer.drop()
     assert lab.trainer.progress == Progress()
     assert lab.withdrawn == 1, "nothing is left to contribute"
+
+
+def test_of_what_the_next_round_moves_there_is_a_copy() -> None:
+    async def main(lab: Lab) -> None:
+        lab.moves = (2, 5)
+        await asyncio.sleep(5.0)
+        offered, local = lab.learner.offered, lab.learner.parameters[0]
+        assert offered is not None and torch.equal(offered.values, local[2:5])
+        lab.learner.apply([(2, 5, lab.learner.offered_gradient(2, 5))], contributed=True)
+        settle(lab, holding((6, 18)), 1, 6)
+        lab.moves = (5, 8)
+        lab.trainer.over()
+        await asyncio.sleep(5.0)
+        offered = lab.learner.offered
+        assert offered is not None and torch.equal(offered.values, local[5:8])
+
+    run(main)
 
 
 def test_what_is_taken_back_is_offered_anew() -> None:

@@ -95,7 +95,7 @@ def test_noise_has_the_norm_of_the_progress_it_hides(numel: int) -> None:
     sabotaged = Backwards(evil, evil.coupled)
     for learner in (honest, sabotaged):
         learner.train([1, 2, 3], 0)
-        learner.offer()
+        learner.offer(0, numel)
     true, false = honest.offered_gradient(0, numel), sabotaged.offered_gradient(0, numel)
     torch.testing.assert_close(false, true.flip(0))
     assert sabotaged.num_parameters == numel

@@ -281,7 +281,7 @@ def keeps_progress_that_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> None:
         apply(self, updates, contributed=False)
         if contributed:
-            self._take_sent()
+            self._take_sent(())
 
     monkeypatch.setattr(Coupled, "apply", keep)
 

@@ -57,7 +57,7 @@ def run(
         ending.averaged += self.outer.rule == Sgd(lr=1.0)
         if number == ROUNDS and how["contributed"]:
             assert self.sent is not None
-            ending.locals.append(self.sent.clone())
+            ending.locals.append(self.sent.values.clone())
         apply(self, updates, **how)  # type: ignore[arg-type]
 
     async def look(swarm: Swarm) -> None:

@@ -122,7 +122,7 @@ def test_one_fragment_without_delay_is_plain_diloco_to_the_bit() -> None:
     for replica in replicas:
         replica.pseudo_gradient()
         assert replica.sent is not None
-        replica.outer.params.copy_(replica.sent)
+        replica.outer.params.copy_(replica.sent.values)
         replica.discard_progress()
     for step in range(TOY.warm_steps, TOY.steps):
         for replica, share in zip(replicas, batch_of(data, order, step, TOY.batch).tensor_split(2), strict=True):

@@ -67,7 +67,7 @@ def test_what_was_offered_meanwhile_moves_alike() -> None:
     peer.offer()  # nothing is trained after it, so the offer and the parameters stay one
     peer.apply([(*HALF, random(3, 40))], contributed=True)
     assert peer.offered is not None
-    assert torch.equal(peer.offered, peer.parameters[0])
+    assert torch.equal(peer.offered.values, peer.parameters[0])
     assert torch.equal(peer.pseudo_gradient(), peer.outer.params - peer.parameters[0])
 
 
