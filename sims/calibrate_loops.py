@@ -126,9 +126,9 @@ def count_ways(scenario: Scenario) -> tuple[dict[str, float], int]:
     def count(kind: str) -> None:
         counts[kind] += 1
 
-    def seconds(peer: int, name: str) -> float:
+    def seconds(peer: int, name: str, share: float) -> float:
         count("door")
-        return plan.outfit.seconds(peer, name)
+        return plan.outfit.seconds(peer, name, share)
 
     def at_once(kind: str, now: float) -> float:
         count(kind)

@@ -150,7 +150,7 @@ def toy_outfit(seed: int, schedule: Schedule, wire: Wire = INT8) -> Outfit:
             meet_every=4,
         ),
         learner=lambda index: ToyLearner(wire.numel, wire.outer, mix=wire.mix),
-        seconds=lambda index, name: step_s[index] if name == "train" else HAND_S,
+        seconds=lambda index, name, share: step_s[index] if name == "train" else HAND_S,
         checkpoint_s=wire.checkpoint_s,
     )
 

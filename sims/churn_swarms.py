@@ -190,8 +190,8 @@ def unwatched(plan: Plan) -> Plan:
     """The same, and evaluating takes nodes no time: they bound that to 0.5 % of theirs, but in a short run the first is more."""
     seconds = plan.outfit.seconds
 
-    def training_only(peer: int, name: str) -> float:
-        return 0.0 if name.startswith("evaluate") else seconds(peer, name)
+    def training_only(peer: int, name: str, share: float) -> float:
+        return 0.0 if name.startswith("evaluate") else seconds(peer, name, share)
 
     return dataclasses.replace(plan, outfit=dataclasses.replace(plan.outfit, seconds=training_only))
 

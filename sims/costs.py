@@ -19,7 +19,7 @@ from farflung.protocol.errors import ConfigError
 PASSES = frozenset(
     {"offer", "offered_gradient", "_encode", "reduce_part", "decode", "apply", "adopt_outer", "chunk_digests", "save_learner", "load_learner", "clone"}
 )  # fmt: skip
-"""Calls that go through all parameters once."""
+"""Calls that go through all parameters once; some through those only that a round moves (`moved`)."""
 
 TIMED = frozenset({"train", "evaluate", "evaluate_few"})
 """Calls that take what a peer's `tokens_per_s` says."""
@@ -82,8 +82,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Seconds of one processor that a step computes."""
         return num_parameters * tokens / self.trained_per_s if self.trained_per_s else 0.0
 
-    def seconds(self, name: str, num_parameters: int) -> float:
-        """What a call of this name takes a node whose model has so many parameters."""
+    def seconds(self, name: str, num_parameters: float) -> float:
+        """What a call of this name takes a node, if it goes through so many parameters: those of its model, or a share."""
         if name in self.calls:
             call_s, million_s = self.calls[name]
             return self.door_s + call_s + million_s * num_parameters / 1e6

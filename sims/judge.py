@@ -105,6 +105,7 @@ class Judge:
     # ---- as it happens -----------------------------------------------------------------------------------------
 
     def on_gradient(self, index: int, samples: tuple[int, ...], gradient: Tensor) -> None:
+        self._look_at_history(index)  # of the round before it nobody may have said anything so far
         for height in self._debts[index].sent_samples(samples, self._group_of(index).rounds()):
             self.violate(9, f"peer {index} does not say what became of what it sent to round {height}")
         self._steps.contributes(index, samples, gradient)

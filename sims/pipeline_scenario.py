@@ -224,13 +224,13 @@ class _Run:
             self._is_broken.set()
 
 
-def _seconds(scenario: Scenario) -> Callable[[int, StageRecipe, str], float]:
+def _seconds(scenario: Scenario) -> Callable[[int, StageRecipe, str, float], float]:
     speeds = [peer_class.tokens_per_s for peer_class, _, _ in scenario.roster()]
     paces: dict[tuple[int, int], StagePace] = {}  # by peer and stage
 
-    def seconds(peer: int, recipe: StageRecipe, name: str) -> float:
+    def seconds(peer: int, recipe: StageRecipe, name: str, share: float) -> float:
         if name not in OPERATIONS:
-            return scenario.costs.seconds(name, recipe.own.num_parameters)
+            return scenario.costs.seconds(name, share * recipe.own.num_parameters)
         if (peer, recipe.stage) not in paces:
             paces[peer, recipe.stage] = StagePace.of(recipe.whole.model, recipe.part, 1.0 / speeds[peer])
         return paces[peer, recipe.stage].seconds(OPERATIONS[name], recipe.tokens_per_microbatch)

@@ -51,10 +51,11 @@ from farflung.sims.learners import SimStageLearner
 from farflung.sims.links import LinkModel
 from farflung.sims.lives import Lives
 from farflung.sims.lookups import Lookups
+from farflung.sims.moved import LearnersDoor
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.pipeline_judge import PipelineJudge, WatchedSteps
 from farflung.sims.swarm import START_UNIX_S, Swarm
-from farflung.sims.toy import MemoryStorage, VirtualDoor
+from farflung.sims.toy import MemoryStorage
 from farflung.training.data import Dataset
 from farflung.training.runtime import Runtime
 
@@ -130,8 +131,8 @@ class PipelineSwarm:
     group: asyncio.TaskGroup
     speeds: Mapping[int, float] = field(default_factory=dict)
     """By peer, how many times as fast as usual it computes."""
-    seconds: Callable[[int, StageRecipe, str], float] = lambda peer, recipe, name: SECONDS.get(name, HAND_S)
-    """What a call takes a peer at its usual speed, by the name of the function."""
+    seconds: Callable[[int, StageRecipe, str, float], float] = lambda peer, recipe, name, _: SECONDS.get(name, HAND_S)
+    """What a call takes a peer at its usual speed, by the name of the function and the share of its stage's parameters that it goes through."""
     start_s: float = 0.0
     """From the start of a process to its node being up."""
     checkpoint_s: float | None = None
@@ -300,11 +301,12 @@ class PipelineSwarm:
         storage = disk.storages[life]
         learner = SimStageLearner(recipe.learner(self.dataset if recipe.stage == 0 else None, Runtime()))
 
-        def seconds(name: str) -> float:
-            return self.seconds(index, recipe, name) / self.speeds.get(index, 1.0) * self.slowness.get(index, 1.0)
+        def seconds(name: str, share: float) -> float:
+            usual_s = self.seconds(index, recipe, name, share)
+            return usual_s / self.speeds.get(index, 1.0) * self.slowness.get(index, 1.0)
 
-        def door() -> VirtualDoor:
-            return VirtualDoor(seconds)
+        def door() -> LearnersDoor:
+            return LearnersDoor(seconds, learner.num_parameters)
 
         doors = Doors(learner=door(), side=door(), journal=door(), digest=door())
         made = disk.is_called(signer.peer_id, life)

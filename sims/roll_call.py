@@ -73,7 +73,7 @@ class RollCall:
                 continue  # others say what is wrong with it
             if self._is_finished(index):
                 continue
-            if self.swarm.outfit.seconds(index, "train") * STEPS > lasted_s:
+            if self.swarm.outfit.seconds(index, "train", 1.0) * STEPS > lasted_s:
                 continue
             group = self.judge.groups[peer.member.group]
             since = self._heights.get(peer.member.group, 0)

@@ -285,8 +285,8 @@ def _outfit(
     num_parameters = recipe.num_parameters
     step_s = scenario.costs.step_s(num_parameters, recipe.manifest.batch_tokens)
 
-    def seconds(index: int, name: str) -> float:
-        return training[index].get(name) or scenario.costs.seconds(name, num_parameters)
+    def seconds(index: int, name: str, share: float) -> float:
+        return training[index].get(name) or scenario.costs.seconds(name, share * num_parameters)
 
     return Outfit(
         signers=signers,

@@ -30,10 +30,11 @@ from farflung.sims.echoes import Echoes
 from farflung.sims.hub import MemoryHub
 from farflung.sims.lives import Lives
 from farflung.sims.lookups import Lookups
+from farflung.sims.moved import LearnersDoor
 from farflung.sims.network import MemoryNetwork
 from farflung.sims.processors import Processors
 from farflung.sims.shared_mail import SharedDecode
-from farflung.sims.toy import Freezable, MemoryStorage, VirtualDoor
+from farflung.sims.toy import Freezable, MemoryStorage
 from farflung.training.coupled import Coupled
 
 START_UNIX_S = 1.7e9
@@ -66,8 +67,8 @@ class Outfit:
     terms: Terms
     learner: Callable[[int], SimLearner]
     """A fresh one for a peer."""
-    seconds: Callable[[int, str], float]
-    """How long a call takes at a peer, by the name of the function."""
+    seconds: Callable[[int, str, float], float]
+    """How long a call takes at a peer, by the name of the function and the share of all parameters that it goes through."""
     checkpoint_s: float = 60.0
     start_s: float = 0.0
     """From the start of a process to its node being up."""
@@ -226,15 +227,18 @@ class Swarm:
         log.subscribe(lambda event: self.on_event(index, event))
         learner = outfit.learner(index)
         learner.witness = lambda samples, gradient: self.on_gradient(index, samples, gradient)
-        door = VirtualDoor(lambda name: self._seconds(index, name))
+
+        def door() -> LearnersDoor:
+            return LearnersDoor(lambda name, share: self._seconds(index, name, share), learner.num_parameters)
+
         facilities = Facilities(
             network=network,
             signer=signer,
             doors=Doors(
-                learner=door,
-                side=VirtualDoor(lambda name: self._seconds(index, name)),
-                journal=VirtualDoor(lambda name: self._seconds(index, name)),
-                digest=VirtualDoor(lambda name: self._seconds(index, name)),
+                learner=door(),
+                side=door(),
+                journal=door(),
+                digest=door(),
             ),
             storage=self.disks[index],
             log=log,
@@ -284,9 +288,9 @@ class Swarm:
             self.ids, self.peers, lambda index: self.peers[index].found(self._found_by(self.ids[index]))
         )
 
-    def _seconds(self, index: int, name: str) -> float:
+    def _seconds(self, index: int, name: str, share: float) -> float:
         slowness, asleep = self.slowness.get(index, 1.0), self.outfit.asleep
-        seconds = self.outfit.seconds(index, name) * slowness
+        seconds = self.outfit.seconds(index, name, share) * slowness
         if self._processors is not None:
             computed_s = asleep[name] * slowness if name in asleep else seconds
             done_s = self._processors.reserve(computed_s, self.hub.now()) - self.hub.now()

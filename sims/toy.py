@@ -198,8 +198,11 @@ class VirtualDoor:
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         async with self._lock:
-            await asyncio.sleep(self._seconds(getattr(function, "__name__", "")))
+            await asyncio.sleep(self._takes(getattr(function, "__name__", ""), args))
             return function(*args, **kwargs)
+
+    def _takes(self, name: str, args: Sequence[object]) -> float:
+        return self._seconds(name)
 
     def close(self) -> None:
         pass

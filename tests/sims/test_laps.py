@@ -66,7 +66,9 @@ def test_training_goes_on_while_means_are_decoded() -> None:
     wire = Wire(fragments=1, pace=pace, step_s=(1.0,) * PEERS)
     plan = toy_plan(2, Schedule(num_peers=PEERS, duration_s=305.0, faults=starts), wire, calm_s=0.0)
     usual = plan.outfit.seconds
-    outfit = replace(plan.outfit, seconds=lambda index, name: 6.0 if name == "decode" else usual(index, name))
+    outfit = replace(
+        plan.outfit, seconds=lambda index, name, share: 6.0 if name == "decode" else usual(index, name, share)
+    )
     busy: list[float] = []
 
     async def watch(swarm: Swarm) -> None:
@@ -89,9 +91,9 @@ def test_a_lap_is_long_enough_for_what_a_round_takes_from_training() -> None:
     plan = toy_plan(2, Schedule(num_peers=PEERS, duration_s=405.0, faults=starts), wire, calm_s=0.0)
     usual = plan.outfit.seconds
 
-    def seconds(index: int, name: str) -> float:
+    def seconds(index: int, name: str, share: float) -> float:
         taken = 6.0 if index == 2 else 0.6
-        return taken if name in ("offer", "apply") else usual(index, name)
+        return taken if name in ("offer", "apply") else usual(index, name, share)
 
     busy: list[float] = []
     laps: set[int] = set()

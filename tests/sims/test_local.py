@@ -154,8 +154,8 @@ def test_nodes_are_as_slow_and_as_far_away_as_simulated_ones(small: Scenario) ->
     assert links is not None
     for peer in range(3):
         orders = orders_for(small, recipe.manifest, keys, peer, invitation="", port=1, meter=False)
-        assert orders.train_s == prepared.plan.outfit.seconds(peer, "train")
-        assert orders.evaluate_s == prepared.plan.outfit.seconds(peer, "evaluate")
+        assert orders.train_s == prepared.plan.outfit.seconds(peer, "train", 1.0)
+        assert orders.evaluate_s == prepared.plan.outfit.seconds(peer, "evaluate", 1.0)
         assert orders.up_mbit * 125_000 == links(peer).up_bytes_per_s
         assert set(orders.one_way_s) == {key for key in keys if key != keys[peer]}
         for other in set(range(3)) - {peer}:
@@ -220,7 +220,7 @@ def test_figures_from_events_are_those_that_a_simulation_keeps_itself(tmp_path: 
     keys = [signer.peer_id.hex() for signer in prepared.plan.outfit.signers]
     done = [(START_UNIX_S + fault.at, fault) for fault in schedule.faults]
     report = Report(0, 3, known.schedule)
-    steps_s = [prepared.plan.outfit.seconds(peer, "train") for peer in range(3)]
+    steps_s = [prepared.plan.outfit.seconds(peer, "train", 1.0) for peer in range(3)]
     fill_report(report, keys, steps_s, events, done, START_UNIX_S, START_UNIX_S + small.duration_s)
     for name in (
         "commits",

@@ -292,9 +292,9 @@ def test_a_node_makes_every_call_that_is_taken_for_a_pass() -> None:
     plan = prepare(made, 0, make_schedule(made, 0, Path())).plan
     called: set[str] = set()
 
-    def seconds(peer: int, name: str) -> float:
+    def seconds(peer: int, name: str, share: float) -> float:
         called.add(name)
-        return plan.outfit.seconds(peer, name)
+        return plan.outfit.seconds(peer, name, share)
 
     async def spoil(swarm: Swarm) -> None:
         await asyncio.sleep(at)
