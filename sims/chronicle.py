@@ -44,8 +44,8 @@ class Chronicle:
     """By version, those with which it became two."""
     recent: dict[int, Tensor] = field(default_factory=dict)
     """By version, in their order, the newest parameters seen."""
-    state: Outer | None = None
-    """The newest whose digest was found right."""
+    state: tuple[int, bytes, bytes] | None = None
+    """The newest whose digest was found right: its version, and the bits of its parameters and momentum."""
     planned_in_calm: set[int] = field(default_factory=set)
     """Heights of rounds."""
 

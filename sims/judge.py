@@ -40,7 +40,7 @@ from farflung.sims.chronicle import Chronicle
 from farflung.sims.cuts import Cuts
 from farflung.sims.debts import Debts
 from farflung.sims.intervals import numbers
-from farflung.sims.outer_audit import same_bits
+from farflung.sims.outer_audit import bits
 from farflung.sims.steps import ROUNDING, Steps
 from farflung.sims.swarm import Swarm
 from farflung.sims.votes import Votes
@@ -276,11 +276,13 @@ class Judge:
 
     def _read_history(self, index: int) -> None:
         peer = self.swarm.peers.get(index)
-        if peer is None:
+        if peer is None or not peer.member.started:
             return
-        if peer.member.started:
-            self._homes[index] = peer.member.head.commit.group
+        head = peer.member.head
+        self._homes[index] = head.commit.group
         seen = self._seen.setdefault(index, {})
+        if seen.get(head.commit.height) is head:
+            return
         news: list[Certified] = []
         for certified in reversed(peer.member.history):
             if seen.get(certified.commit.height) is certified:
@@ -379,13 +381,13 @@ class Judge:
     def _is_state(self, group: Chronicle, outer: OuterState, version: int) -> bool:
         """Whether this is the outer state of `version`: by its digest, or bit by bit like one whose digest was right, which takes a tenth of the time."""
         if group.state is not None and group.state[0] == version:
-            if same_bits(group.state[1], outer.params) and same_bits(group.state[2], outer.momentum):
+            if group.state[1:] == (bits(outer.params), bits(outer.momentum)):
                 return True
         digest = outer.digest().hex()
         if group.digests.setdefault(version, digest) != digest:
             return False
         if group.state is None or version > group.state[0]:
-            group.state = (version, outer.params.clone(), outer.momentum.clone())
+            group.state = (version, bits(outer.params), bits(outer.momentum))
         return True
 
     # ---- at the end --------------------------------------------------------------------------------------------
@@ -408,8 +410,8 @@ class Judge:
 
     def look_who_is_well(self) -> None:
         """For `check_end`, now and then."""
-        newest = self._newest_heights()
-        self._well_at |= {index: self.swarm.hub.now() for index in self.swarm.peers if self._is_well(index, newest)}
+        newest, now = self._newest_heights(), self.swarm.hub.now()
+        self._well_at |= {index: now for index in self.swarm.peers if self._is_well(index, newest)}
 
     def _newest_heights(self) -> dict[bytes, int]:
         """By group, that somebody who runs knows."""

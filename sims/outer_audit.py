@@ -68,6 +68,11 @@ def _coded(codec: VectorCodec | None, vector: Tensor) -> Tensor:
     return vector if codec is None else codec.decode(codec.encode(vector), len(vector))
 
 
+def bits(vector: Tensor) -> bytes:
+    """Of one on the CPU, as they are in memory."""
+    return vector.numpy().tobytes()
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Of two vectors of fp32 on the CPU; several times as fast as `torch.equal` where they are long."""
     return np.array_equal(a.numpy().view(np.int32), b.numpy().view(np.int32))

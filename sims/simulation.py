@@ -242,7 +242,8 @@ class _Run:
             await asyncio.sleep(every_s)
             self._judge.look()
             self._roll_call.look()
-            self._judge.look_who_is_well()
+            if self._plan.calm_s:
+                self._judge.look_who_is_well()
 
     # ---- the log -----------------------------------------------------------------------------------------------
 
