@@ -100,7 +100,7 @@ class Consensus:
     @property
     def has_quorum(self) -> bool:
         """Whether the live members that hold the outer state can decide anything."""
-        return patience.holders_decide(self)
+        return self.standing.decides
 
     @property
     def goes_on(self) -> bool:

@@ -32,7 +32,7 @@ class Follower:
     @property
     def started(self) -> bool:
         """Whether any history is known."""
-        return len(self.history) > 0
+        return self.history.newest is not None
 
     @property
     def height(self) -> int:
@@ -42,7 +42,8 @@ class Follower:
     @property
     def in_view(self) -> bool:
         """Whether the head has us as a member."""
-        return self.started and self.me in self.history.head.commit.view
+        newest = self.history.newest
+        return newest is not None and self.me in newest.commit.view
 
     def turn(self, ballot: int) -> PeerId:
         """Who proposes the next commit at a ballot."""

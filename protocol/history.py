@@ -24,6 +24,8 @@ class History:
 
     def __init__(self) -> None:
         self._links: deque[Certified] = deque(maxlen=HISTORY)
+        self.newest: Certified | None = None
+        """The head; None before there is one. Asked more often than anything else of a member."""
         self.anchor: Commit | None = None
         """Parent of the oldest commit kept; None when that is the genesis, or before there is any."""
 
@@ -45,6 +47,7 @@ class History:
         """Start anew from `links`, the first of which follows `anchor`."""
         self._links.clear()
         self._links.extend(links)
+        self.newest = self._links[-1] if self._links else None
         self.anchor = anchor
 
     def append(self, certified: Certified) -> None:
@@ -52,6 +55,7 @@ class History:
         if len(self._links) == self._links.maxlen:
             self.anchor = self._links[0].commit
         self._links.append(certified)
+        self.newest = certified
 
     def parent_of(self, height: int) -> Commit | None:
         """The commit before `height`, when it is kept."""

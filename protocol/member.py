@@ -96,12 +96,12 @@ class Member:
     @property
     def started(self) -> bool:
         """Whether any are."""
-        return self.follower.started
+        return self.follower.history.newest is not None
 
     @property
     def head(self) -> Certified:
         """The newest of them. Raises IndexError before there is one."""
-        return self.history.head
+        return self.follower.history.head
 
     @property
     def in_view(self) -> bool:

@@ -71,6 +71,10 @@ class Liveness(StrEnum):
     LEFT = "left"
 
 
+LIVES = (Liveness.ALIVE, Liveness.SUSPECT)
+"""As which a peer counts as alive."""
+
+
 @dataclass(slots=True)
 class Peer:
     """What we know of one peer."""
@@ -134,7 +138,7 @@ class Membership:
         if peer == self.me:
             return True
         entry = self.peers.get(peer)
-        return entry is not None and entry.liveness in (Liveness.ALIVE, Liveness.SUSPECT)
+        return entry is not None and entry.liveness in LIVES
 
     def live(self, peers: Iterable[PeerId]) -> list[PeerId]:
         return [p for p in peers if self.alive(p)]

@@ -51,7 +51,7 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
     part, ready = s.attendance.part, s.attendance.ready
     # Its plan says that it holds the state, newer than its last heartbeat may; and a heartbeat takes a while to follow the state.
     said_so = part is not None or now < s.slot_at + STATE_BEATS * s.membership.every_s(turn)
-    if not said_so and not s.standing.holds(turn) and holders_decide(s) and _anything_to_decide(s, now):
+    if not said_so and not s.standing.holds(turn) and s.standing.decides and _anything_to_decide(s, now):
         return f"proposer {short(turn)} does not hold the outer state yet"
     voted_at = s.acceptor.voted_at
     if voted_at is not None and now > voted_at + VOTE_S:
@@ -66,11 +66,6 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
     if part is not None and now > part.expires_at:
         return f"the plan of {short(turn)} came to nothing"
     return None
-
-
-def holders_decide(s: Waiting) -> bool:
-    """Whether the live members that hold the outer state are a quorum."""
-    return is_quorum(s.head.commit.view, s.standing.holders())
 
 
 def why_no_quorum(s: Waiting) -> str:

@@ -21,7 +21,7 @@ class Situation:
     left: frozenset[PeerId]
     """Members of the view that said goodbye."""
     sure: frozenset[PeerId]
-    """Live members that were heard of since the last of those said goodbye."""
+    """Live members that were heard of since the last of those said goodbye; not asked where nobody has."""
     dead: frozenset[PeerId]
     """Members of the view that were called dead."""
     gone: frozenset[PeerId]
@@ -39,7 +39,7 @@ class Situation:
     divides: bool
     """Whether a full group becomes two, so that others find room; not where it has come from so many that its samples can be shared out no further."""
     patience_left_s: float
-    """Seconds until the matchmaking deadline."""
+    """Seconds until the matchmaking deadline; not asked while nobody is ready."""
     finished: bool
     """Whether all rounds of the run are done."""
 

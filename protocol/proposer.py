@@ -195,7 +195,7 @@ class Proposer:
             return self._propose(newest.commit, s, now)
 
         follow = partial(chain.successor, s.settings.swarm, s.head.commit, s.settings.rules, result=None)
-        decides = is_quorum(view, s.standing.holders()) and not s.settings.rules.finished(s.head.commit)
+        decides = s.standing.decides and not s.settings.rules.finished(s.head.commit)
         begins = s.begins(now) if decides else {}
         if begins:
             self.reason = f"begins anew: stages {', '.join(map(str, sorted(begins)))}"
@@ -232,7 +232,8 @@ class Proposer:
         awaited = frozenset(p for p in live - set(readies) if p != s.me and self._trains(s, p))
         if s.me in live and s.me not in readies and s.membership.state in TRAINING_STATES:
             awaited |= {s.me}
-        too_slow, self.without = s.tempo.too_slow(now, _links(readies))
+        # Of members none of which is ready nothing follows from who is too slow.
+        too_slow, self.without = s.tempo.too_slow(now, _links(readies)) if readies else (frozenset(), "")
         # Those who train are hoped for, but not for ever: one that hangs says that it trains.
         hoped_for = awaited if now < s.round_at + s.settings.max_round_s else frozenset()
         if len({*readies, *hoped_for} - too_slow) < s.settings.min_contributors:
@@ -244,7 +245,7 @@ class Proposer:
             live=live,
             holders=frozenset(s.standing.holders()),
             left=left,
-            sure=s.membership.sure(view),
+            sure=s.membership.sure(view) if left else frozenset(),
             dead=frozenset(p for p, dead_s in dead.items() if dead_s > 0.0),
             gone=frozenset(p for p, dead_s in dead.items() if dead_s > s.settings.removal_s),
             readies=readies,
@@ -254,7 +255,7 @@ class Proposer:
             min_contributors=s.settings.min_contributors,
             max_group=s.settings.rules.max_group,
             divides=s.settings.rules.may_divide(s.head.commit),
-            patience_left_s=self._patience_until(s, readies, awaited, now) - now,
+            patience_left_s=self._patience_until(s, readies, awaited, now) - now if readies else 0.0,
             finished=s.settings.rules.finished(s.head.commit),
         )
 

@@ -53,8 +53,8 @@ class Standing:
     """Digest of that state; empty while it is being computed or fetched."""
     admitted: set[PeerId] = field(default_factory=set)
     """Who has shown that it may be here: outsiders among them may become members."""
-    _holders: tuple[Basis, tuple[PeerId, ...]] = ((), ())
-    """Who held the outer state when things stood so."""
+    _holders: tuple[Basis, tuple[PeerId, ...], bool] = ((), (), False)
+    """Who held the outer state when things stood so, and whether they were a quorum."""
     _agreed: Basis = ()
     """How things stood when nobody's digest said that ours is wrong."""
     _repair: tuple[int, float] = (-1, 0.0)
@@ -76,12 +76,22 @@ class Standing:
         return beat is not None and bool(beat.digest) and self.history.reaches(peer, beat.version)
 
     def holders(self) -> tuple[PeerId, ...]:
-        """Live members that hold the outer state. Asked on every tick, and worked out when something has changed."""
+        """Live members that hold the outer state."""
+        return self._look()[1]
+
+    @property
+    def decides(self) -> bool:
+        """Whether these are a quorum."""
+        return self._look()[2]
+
+    def _look(self) -> tuple[Basis, tuple[PeerId, ...], bool]:
+        """Asked on every tick, and worked out when something has changed."""
         basis = self._basis()
         if self._holders[0] != basis:
-            live = self.membership.live(self.history.head.commit.view)
-            self._holders = (basis, tuple(p for p in live if self.holds(p)))
-        return self._holders[1]
+            view = self.history.head.commit.view
+            holders = tuple(p for p in self.membership.live(view) if self.holds(p))
+            self._holders = (basis, holders, is_quorum(view, holders))
+        return self._holders
 
     @property
     def is_calm(self) -> bool:

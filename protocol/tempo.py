@@ -121,8 +121,7 @@ class Tempo:
         """When those of `peers` that train from the newest state will be ready, by their own word. Raises IndexError before there is a history."""
         me = self.membership.me
         found = self.membership.runners([p for p in peers if p != me], self.history.head.commit.version)
-        beat = self.vitals()
-        if me in peers and beat.tokens_per_s > 0.0:
+        if me in peers and (beat := self.vitals()).tokens_per_s > 0.0:
             found.append(Runner(now + beat.ready_in_s, beat.tokens_per_s))
         return found
 

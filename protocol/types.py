@@ -39,8 +39,9 @@ def as_text(words: str) -> str:
 
 def check_rates(*rates: float) -> None:
     """Raise ValueError, which makes a message malformed, for a rate that is neither 0, not known, nor at least `LEAST_RATE`."""
-    if any(0.0 < rate < LEAST_RATE for rate in rates):
-        raise ValueError(f"a rate below {LEAST_RATE:g} a second")
+    for rate in rates:
+        if 0.0 < rate < LEAST_RATE:
+            raise ValueError(f"a rate below {LEAST_RATE:g} a second")
 
 
 Keys = Annotated[tuple[Key, ...], Meta(max_length=MAX_GROUP_PEERS)]
