@@ -82,9 +82,10 @@ class Executor:
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Execute until cancelled; transfers are tasks of `group`."""
+        loop = asyncio.get_running_loop()
         while True:
             for effect in await self._queue.get():
-                self._busy_since = asyncio.get_running_loop().time()
+                self._busy_since = loop.time()
                 await self._execute(effect, group)
                 self._busy_since = None
 

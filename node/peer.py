@@ -415,16 +415,16 @@ class Peer:
     async def _tick(self) -> None:
         self._net_at = self._now()
         while True:
-            self._do(self.member.tick(self._now()))
+            self._do(self.member.tick(now := self._now()))
             self._update_state()
-            self.exchange.sending.sample(self._now())
-            self.exchange.receiving.sample(self._now())
+            self.exchange.sending.sample(now)
+            self.exchange.receiving.sample(now)
             self.network.pace(self.exchange.sending.pace_bytes_per_s)
-            if self.departure.is_over(self._now()):
+            if self.departure.is_over(now):
                 self._let_go.set()
-            self._watch_end(self._now())
-            if self._now() >= self._net_at:
-                self._net_at = max(self._net_at + self._net_every_s, self._now())  # the machine may have slept
+            self._watch_end(now)
+            if now >= self._net_at:
+                self._net_at = max(self._net_at + self._net_every_s, now)  # the machine may have slept
                 sent, received = self.network.sent_bytes(), self.network.received_bytes()
                 self.log.emit("net", sent_bytes=sent, received_bytes=received, peers=self.num_alive)
             await self.rest.sleep(TICK_S)

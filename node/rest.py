@@ -1,7 +1,6 @@
 """How a node sleeps between two looks at its deadlines."""
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Callable
 
@@ -14,7 +13,8 @@ class Rest:
         self._due_at = due_at
         self._until = -math.inf
         """Of the present sleep; past while awake."""
-        self._changed = asyncio.Event()
+        self._woken: asyncio.Future[None] | None = None
+        """Of the present sleep."""
         self._is_roused = False
 
     async def sleep(self, least_s: float) -> None:
@@ -26,20 +26,27 @@ class Rest:
             return
         self._is_roused, self._until = False, max(loop.time() + least_s, due_at)
         while not self._is_roused and loop.time() < self._until:
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._until):
-                    await self._changed.wait()
-                    self._until = self._due_at()
+            self._woken = loop.create_future()
+            timer = loop.call_at(self._until, self._wake)
+            try:
+                await self._woken
+            finally:
+                timer.cancel()
+            if loop.time() < self._until:
+                self._until = self._due_at()
         self._until = -math.inf
 
     def reconsider(self, *, look: bool = False) -> None:
         """Something has happened: if anything is due sooner by now, sleep until then, or `look` at once."""
         if self._until > -math.inf and self._due_at() < self._until:
             self._is_roused |= look
-            self._changed.set()
+            self._wake()
 
     def rouse(self) -> None:
         """Look at once."""
         self._is_roused = True
-        self._changed.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)

@@ -321,7 +321,7 @@ class Trainer(ABC):
     @property
     def out_of_samples(self) -> bool:
         """Whether the window is used up."""
-        return self._next_batch() is None
+        return count(self.window) - count(self.progress.trained) < self.pace.samples_per_step
 
     async def _change(self) -> None:
         """Until something changes, or a step that could not be made is to be tried again."""
