@@ -39,7 +39,7 @@ MAX_PASSES_PER_INSTANT = 1_000_000
 """Passes of the loop without a step of the clock before it is a livelock: a few seconds of real time. A broadcast is
 one or two passes however many peers it reaches, so honest programs stay far below."""
 
-COLLECT_AT = 20_000
+COLLECT_AT = 50_000
 """Objects that are new when the garbage collector looks at them; 700 as a rule."""
 
 _MIN_CANCELLED_TIMERS = 256

@@ -135,8 +135,9 @@ class Echo:
 
     def count(self) -> None:
         """The bytes of what was repeated, before the node asks how many it has sent."""
+        newest = self.newest(self.echoes.hub.now())
         for heard in self._hearers.values():
-            heard.count()
+            heard.count(newest)
 
     def newest(self, now: float) -> float:
         """See `greeting.Carrier`."""
@@ -158,7 +159,9 @@ class Echo:
         if not alike(member.membership.heartbeat(me), beat) or not changes_nothing(member, me, beat):
             return False
         last_at = self.echoes.hub.now() - self.every_s
-        self._hearers[peer] = heard = _Heard(self, other, last_at, ENVELOPE_BYTES + len(encode(beat)))
+        self._hearers[peer] = heard = _Heard(
+            self, other, member.membership, last_at, ENVELOPE_BYTES + len(encode(beat))
+        )
         heard.membership.rely(me, heard)
         return True
 
@@ -195,7 +198,7 @@ class Echo:
     def _drop(self, peer: PeerId) -> None:
         self._absent.pop(peer, None)
         if (heard := self._hearers.get(peer)) is not None:
-            heard.count()
+            heard.count(heard.newest())
             heard.membership.unrely(self.network.peer_id)
             del self._hearers[peer]
             if not self.echoes.hub.is_paused(peer):
@@ -208,14 +211,11 @@ class _Heard:
 
     echo: Echo
     other: Echo
+    membership: Membership
+    """Of the other."""
     counted_at: float
     """Until when the bytes were."""
     num_bytes: int
-
-    @property
-    def membership(self) -> Membership:
-        """Of the other."""
-        return self.other.peer.member.membership
 
     def newest(self) -> float:
         """See `membership.Sign`."""
@@ -225,9 +225,9 @@ class _Heard:
         """See `membership.Sign`."""
         self.echo.forget(self.other.network.peer_id)
 
-    def count(self) -> None:
-        """The bytes of what was repeated since they were counted last."""
-        newest = self.newest()
+    def count(self, newest: float) -> None:
+        """The bytes of what was repeated since they were counted last; the last of it came at `newest`."""
         num_repeated = round((newest - self.counted_at) / self.echo.every_s)
         self.counted_at = newest
-        self.echo.network.repeated(self.other.network, num_repeated * self.num_bytes)
+        if num_repeated:
+            self.echo.network.repeated(self.other.network, num_repeated * self.num_bytes)

@@ -9,27 +9,27 @@ from collections import OrderedDict
 from farflung.node.network import PeerId
 from farflung.protocol.messages import Message, decode
 
-WORTH_BYTES = 512
-"""Of a message that is shared: greetings are shorter, and there is always a newer one."""
+LONG_BYTES = 512
+"""Of a message that no greeting pushes out: these are shorter, and there is always a newer one."""
 
 MOST_KEPT = 1024
-"""Messages for which others are expected; most receivers hear of a commit within seconds."""
+"""Messages for which others are expected, as many short ones and as many long; most receivers hear of a greeting within a tenth of a second, and of a commit within seconds."""
 
 
 class SharedDecode:
     """`node.sealed_mail.Decode` of the nodes of one simulation."""
 
     def __init__(self) -> None:
-        self._decoded: OrderedDict[bytes, Message] = OrderedDict()
+        self._short: OrderedDict[bytes, Message] = OrderedDict()
+        self._long: OrderedDict[bytes, Message] = OrderedDict()
 
     def __call__(self, body: bytes, /, *, peer: PeerId | None) -> Message:
         """Raises Malformed or LimitExceeded naming `peer`."""
-        if len(body) < WORTH_BYTES:
-            return decode(body, peer=peer)
-        if (known := self._decoded.get(body)) is not None:
-            self._decoded.move_to_end(body)
+        decoded = self._short if len(body) < LONG_BYTES else self._long
+        if (known := decoded.get(body)) is not None:
+            decoded.move_to_end(body)
             return known
-        message = self._decoded[body] = decode(body, peer=peer)
-        if len(self._decoded) > MOST_KEPT:
-            self._decoded.popitem(last=False)
+        message = decoded[body] = decode(body, peer=peer)
+        if len(decoded) > MOST_KEPT:
+            decoded.popitem(last=False)
         return message

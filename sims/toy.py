@@ -31,9 +31,10 @@ T = TypeVar("T")
 
 
 @lru_cache(maxsize=512)
-def _move(numel: int, direction: int) -> Tensor:
-    """What one sample does to the parameters, fp32 [numel]."""
-    return torch.sin(torch.arange(1, numel + 1, dtype=torch.float32) * direction).mul_(0.01)
+def _move(numel: int, direction: int) -> tuple[Tensor, Tensor]:
+    """What one sample does to the parameters, fp32 [numel]; the same in fp64."""
+    move = torch.sin(torch.arange(1, numel + 1, dtype=torch.float32) * direction).mul_(0.01)
+    return move, move.double()
 
 
 class Vector(nn.Module):
@@ -60,12 +61,10 @@ class ToyLearner(Coupled, SampleBook):
 
     def train(self, numbers: Sequence[int], global_step: int) -> StepReport:
         local = self.parameters[0]
-        made = self._made.clone()
         for number in self.directions(numbers):
-            move = _move(self.num_parameters, number % 89 + 1)
+            move, made = _move(self.num_parameters, number % 89 + 1)
             local.sub_(move)
-            made.add_(move)
-        self._made = made
+            self._made = self._made + made  # another one: what was offered is kept as it was
         self.book_step(numbers)
         return StepReport(loss=float(local.square().mean()), tokens=len(numbers), grad_norm=1.0, lr=0.01)
 

@@ -21,6 +21,8 @@ from farflung.sims.swarm import START_UNIX_S
 HEADING = ("swarm", "event", "peer", "time")
 """Keys of an event that a line of the log begins with, or that say the same in all of them."""
 
+_ENCODER = json.JSONEncoder(sort_keys=True, default=str)
+
 Sink = Callable[[str, Event], None]
 """Takes each line of the log, and the event it stands for; `peer` is the peer's number, or missing."""
 
@@ -32,8 +34,7 @@ def is_nodes(event: Event) -> bool:
 
 def log_line(at: float, peer: int | None, what: str, fields: Event) -> str:
     """A line of the log: seconds from the beginning, the peer's number, the event, and what it says."""
-    said = json.dumps(fields, sort_keys=True, default=str)
-    return f"{at:9.3f} {'' if peer is None else peer:>2} {what:15} {said}"
+    return f"{at:9.3f} {'' if peer is None else peer:>2} {what:15} {_ENCODER.encode(fields)}"
 
 
 @dataclass(slots=True)

@@ -35,11 +35,14 @@ def test_what_many_receive_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert again == second and again is not second
 
 
-def test_short_messages_make_no_room_for_themselves() -> None:
-    decode, short = SharedDecode(), messages.encode(messages.Goodbye("done"))
-    assert decode(short, peer=ONE) == decode(short, peer=OTHER) and decode(short, peer=ONE) is not decode(
-        short, peer=ONE
-    )
+def test_short_messages_are_shared_and_push_out_no_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_mail, "MOST_KEPT", 2)
+    decode, long = SharedDecode(), body_of(5)
+    first = decode(long, peer=ONE)
+    for why in ("done", "restart", "power"):
+        short = messages.encode(messages.Goodbye(why))
+        assert decode(short, peer=ONE) is decode(short, peer=OTHER)
+    assert decode(long, peer=OTHER) is first
 
 
 def test_whoever_sends_what_cannot_be_read_is_named_each_time() -> None:
