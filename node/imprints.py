@@ -8,10 +8,11 @@ When a stage is lost with all its peers, pairs (x, y) of one microbatch are all 
 
 A peer keeps the payloads as they crossed the boundary: of the first microbatches of the last steps in which it had any, so that those before and after a
 stage keep the same ones. Nothing is sent for it before somebody asks, and then the first sequence of each: a fit to all of a few microbatches would take
-longer than it gains.
+longer than it gains. Which pairs are asked for is decided in `protocol/imprint_pairs.py`.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -25,6 +26,7 @@ from farflung.node.door import Door
 from farflung.node.network import Network, PeerId, Stream
 from farflung.protocol.errors import Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.headers import Imprinted, ImprintKey, ImprintList, ImprintListRequest, ImprintRequest
+from farflung.protocol.imprint_pairs import Halves, choose
 from farflung.protocol.limits import MAX_IMPRINTS
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.recovery_fit import Pair
@@ -38,9 +40,6 @@ STEPS = 2
 
 MICROBATCHES = MAX_IMPRINTS // STEPS
 """The first ones of each step."""
-
-PAIRS = 4
-"""As many as are fetched."""
 
 LIST_S, FETCH_S = 10.0, 60.0
 
@@ -58,25 +57,35 @@ class Imprint:
 class Imprints:
     """What a peer remembers of other stages."""
 
-    _kept: dict[tuple[int, bool], dict[bytes, dict[int, Imprint]]] = field(default_factory=dict)
-    """By (stage, whether it is output), step and microbatch; the newest step last."""
+    _kept: dict[tuple[int, bool], dict[bytes, dict[ImprintKey, Imprint]]] = field(default_factory=dict)
+    """By (stage, whether it is output), window and microbatch; the newest window last."""
 
-    def keep(self, stage: int, window: bytes, microbatch: int, imprint: Imprint, *, output: bool) -> None:
+    def keep(self, stage: int, key: ImprintKey, imprint: Imprint, *, output: bool) -> None:
         """What went into the stage, or has come out of it. Of stage 0 tokens went in, which nobody else has."""
-        if stage == 0 or microbatch >= MICROBATCHES:
+        if stage == 0 or key.microbatch >= MICROBATCHES:
             return
-        steps = self._kept.setdefault((stage, output), {})
-        steps.setdefault(window, {})[microbatch] = imprint
-        while len(steps) > STEPS:
-            del steps[next(iter(steps))]
+        windows = self._kept.setdefault((stage, output), {})
+        windows.setdefault(key.window, {})[key] = imprint
+        while len(windows) > STEPS:
+            del windows[next(iter(windows))]
 
     def keys(self, stage: int, *, output: bool) -> tuple[ImprintKey, ...]:
-        steps = self._kept.get((stage, output), {})
-        return tuple(ImprintKey(window, number) for window, found in steps.items() for number in found)
+        windows = self._kept.get((stage, output), {})
+        return tuple(key for found in windows.values() for key in found)
 
     def get(self, request: ImprintRequest) -> Imprint | None:
-        steps = self._kept.get((request.stage, request.output), {})
-        return steps.get(request.key.window, {}).get(request.key.microbatch)
+        windows = self._kept.get((request.stage, request.output), {})
+        return windows.get(request.key.window, {}).get(request.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What neighbours of a stage have of it."""
+
+    pairs: Sequence[Pair] = ()
+    """Inputs and outputs, [1, T, D] each."""
+    judges: bool = False
+    """Whether they are of late enough steps to say what is no copy of it."""
 
 
 def serve_imprints(
@@ -121,21 +130,22 @@ async def gather_pairs(
     boundary: Boundary,
     seq_len: int,  # no sequence is longer
     *,
+    reached: int,  # the next step of the run
     side: Door,
     refused: Callable[[RemoteError], None],
-) -> list[Pair]:
-    """Inputs and outputs of a stage, [1, T, D] each, as its neighbours remember them; none where nobody does, or who does cannot be reached."""
+) -> Remembered:
+    """What the neighbours of a stage remember of it; nothing where nobody does, or who does cannot be reached."""
     asking = _Asking(network, stage, boundary, seq_len, side, refused)
     lists = await asyncio.gather(*(asking.fetch_list(peer) for peer in peers))
-    holders: dict[tuple[bool, ImprintKey], PeerId] = {}
+    inputs, outputs = defaultdict[ImprintKey, list[PeerId]](list), defaultdict[ImprintKey, list[PeerId]](list)
     for peer, listed in zip(peers, lists, strict=True):
         if listed is not None:
-            holders |= {(False, key): peer for key in listed.inputs} | {(True, key): peer for key in listed.outputs}
-    both = sorted(key for output, key in holders if output and (False, key) in holders)
-    pairs = await asyncio.gather(
-        *(asking.fetch_pair(key, holders[False, key], holders[True, key]) for key in both[:PAIRS])
-    )
-    return [pair for pair in pairs if pair is not None]
+            for keys, holders in ((listed.inputs, inputs), (listed.outputs, outputs)):
+                for key in keys:
+                    holders[key].append(peer)
+    choice = choose(inputs, outputs, reached)
+    pairs = await asyncio.gather(*(asking.fetch_pair(halves) for halves in choice.pairs))
+    return Remembered([pair for pair in pairs if pair is not None], choice.judges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +165,12 @@ class _Asking:
 
         return await self._ask(peer, ImprintListRequest(self.stage), read, within_s=LIST_S)
 
-    async def fetch_pair(self, key: ImprintKey, before: PeerId, after: PeerId) -> Pair | None:
+    async def fetch_pair(self, halves: Halves) -> Pair | None:
         """None when one half cannot be had, or they do not belong together."""
-        x, y = await asyncio.gather(self._fetch(key, before, output=False), self._fetch(key, after, output=True))
+        key = halves.key
+        x, y = await asyncio.gather(
+            self._fetch(key, halves.before, output=False), self._fetch(key, halves.after, output=True)
+        )
         return None if x is None or y is None or x.shape != y.shape else (x, y)
 
     async def _fetch(self, key: ImprintKey, peer: PeerId, *, output: bool) -> Tensor | None:

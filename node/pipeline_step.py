@@ -7,7 +7,7 @@ from functools import cached_property
 from farflung.node.network import PeerId
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
-from farflung.protocol.headers import ParcelHeader
+from farflung.protocol.headers import ImprintKey, ParcelHeader
 from farflung.protocol.messages import Again, GiveUp
 from farflung.protocol.route import OPEN, Leg, Route, following, peer_of, preceding
 from farflung.protocol.wiring import UNMEASURED
@@ -19,6 +19,8 @@ from farflung.training.pipeline_rules import validate
 class Step:
     """Raises BadPlan when it cannot be carried out by stage servers."""
 
+    number: int
+    """Of the pipeline's steps; more than one window may have it, where the first came to nothing."""
     window: bytes
     """Its id, 32 bytes; never used twice."""
     plan: Plan
@@ -78,6 +80,10 @@ class Step:
     def home(self, microbatch: int) -> int:
         """The data node of a microbatch; -2 when there is no such microbatch."""
         return self.routes[microbatch][0].peer if microbatch < len(self.routes) else -2
+
+    def imprint_key(self, microbatch: int) -> ImprintKey:
+        """By which peers find again what they remember of it (`imprints`)."""
+        return ImprintKey(self.number, self.window, microbatch)
 
     def spares(self, me: int) -> frozenset[tuple[int, bool]]:
         """(peer, backward): whom we may have to send to when a peer is lost, beside those that the plan has us send to.

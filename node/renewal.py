@@ -41,7 +41,7 @@ from farflung.node.borrowing import borrow
 from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.exact import fetch_ends, fetch_layers
-from farflung.node.imprints import gather_pairs
+from farflung.node.imprints import Remembered, gather_pairs
 from farflung.node.offers import arrives, data_nodes, fit_s, grad_norm, loss_of
 from farflung.node.outside import Outside
 from farflung.node.remains import Remains
@@ -62,7 +62,7 @@ from farflung.training.outer import BYTES_PER_ELEMENT
 from farflung.training.pipeline_online import RATE_BYTES_PER_S
 from farflung.training.pipeline_slice import layers_of, num_ends, with_ends, with_layers
 from farflung.training.recovery_costs import Rung, Setbacks
-from farflung.training.recovery_fit import MISFIT_OF_NONE, Pair
+from farflung.training.recovery_fit import MISFIT_OF_NONE
 from farflung.training.recovery_ladder import Loss, Offer, Recovery, decide, rebuilt
 from farflung.training.recovery_rules import interpolated, weighted_mean
 
@@ -106,8 +106,8 @@ class Renewal:
         """What those serve whose stages were offered, by the same: another peer of it will do."""
         self._lent: dict[int, Tensor] = {}
         """Layers of other stages that are here: a mean, fitted or not, needs the same."""
-        self._pairs: list[Pair] = []
-        """Of what the lost stage was given, and made of it."""
+        self._remembered = Remembered()
+        """What the lost stage was given, and made of it."""
         self._initial: Tensor
         """What the learner has had from the beginning; with copies of the ends where CheckFree's rule has some."""
         self._has_ends = False
@@ -161,7 +161,7 @@ class Renewal:
         """Try one offer after another; the last one needs nobody. None when our life counts no more."""
         self._initial = await self._doors.learner.run(self._learner.outer.params.clone)
         if not self._by_rule:
-            self._pairs = await self._remembered() if self._life.stage else []
+            self._remembered = await self._remember() if self._life.stage else Remembered()
             has_nothing = not self._own() and not self._shadows()
             if has_nothing and self._life.stage:  # for stage 0 all others wait: its chain names their lives
                 await self._wait_for_neighbours()
@@ -213,8 +213,8 @@ class Renewal:
             return "kept"
         return "copied" if self._has_ends or rung is Rung.SHADOW else "new initial weights"
 
-    async def _remembered(self) -> list[Pair]:
-        """What the neighbours of the lost stage remember of it."""
+    async def _remember(self) -> Remembered:
+        """What the neighbours of the lost stage know of it."""
         roll, now = self._roll, self._outside.now()
         return await gather_pairs(
             self._outside.network,
@@ -222,16 +222,18 @@ class Renewal:
             self._life.stage,
             self._recipe.service(self._learner).forward,
             self._recipe.whole.model.seq_len,
+            reached=roll.newest_step(0),
             side=self._doors.side,
             refused=self._outside.refused,
         )
 
     async def _tested(self, rung: Rung) -> float | None:
-        """The misfit of what we have made; None where nobody remembers anything, or there is no room to see. Raises Unmade where what others gave has nothing of the stage."""
-        if not self._pairs:
+        """The misfit of what we have made; None where nobody remembers anything of late, or there is no room to see. Raises Unmade where what others gave has nothing of the stage."""
+        pairs = self._remembered.pairs
+        if not pairs or not self._remembered.judges:
             return None
         boundary = self._recipe.service(self._learner).forward
-        misfit = await self._where_there_is_room(self._learner.misfit, self._pairs, boundary)
+        misfit = await self._where_there_is_room(self._learner.misfit, pairs, boundary)
         if misfit is None:
             return None
         if rung is not Rung.RANDOM and not rung.is_exact and misfit >= MISFIT_OF_NONE:
@@ -327,8 +329,8 @@ class Renewal:
             weights_nbytes=[BYTES_PER_ELEMENT * self._part(stage).own.num_parameters for stage in stages[first:]],
             bytes_s=[self._rate(held[stage][2][0]) if stage in ready else RATE_BYTES_PER_S for stage in stages[first:]],
             swaps=has_twin,
-            boundary_nbytes=0 if self._pairs else None,  # they are here already
-            fit_s=fit_s(self._roll, self._recipe, self._pairs),
+            boundary_nbytes=0 if self._remembered.pairs else None,  # they are here already
+            fit_s=fit_s(self._roll, self._recipe, self._remembered.pairs),
             rule_only=self._by_rule,
         )
 
@@ -346,9 +348,9 @@ class Renewal:
             layers = await self._had(lambda: self._layers(offer), lambda: self._is_there(offer), until)
         fetch_s = self._outside.now() - began
         await self._doors.learner.run(self._learner.begin_with, layers)
-        if offer.rung.is_fitted and self._pairs:
+        if offer.rung.is_fitted and self._remembered.pairs:
             # without, it is what its rule made of it, and will be trained
-            await self._where_there_is_room(self._learner.fit, self._pairs)
+            await self._where_there_is_room(self._learner.fit, self._remembered.pairs)
         return fetch_s
 
     async def _where_there_is_room(self, work: Callable[..., T], *arguments: object) -> T | None:

@@ -196,6 +196,7 @@ def _step(message: StepPlan, recipe: StageRecipe, visit_s: dict[int, float]) -> 
     )
     validate(plan, recipe.rules())
     return Step(
+        number=message.step,
         window=message.window,
         plan=plan,
         most_tokens=recipe.tokens_per_microbatch,

@@ -265,10 +265,8 @@ class StageServer:
             if its_targets is not None:
                 targets = encode_targets(its_targets)
             if send.hop < len(send.route):
-                imprint = Imprint(batch, length, payload)
-                self.imprints.keep(
-                    send.route[send.hop].stage, open_.step.window, send.work.microbatch, imprint, output=False
-                )
+                name = open_.step.imprint_key(send.work.microbatch)
+                self.imprints.keep(send.route[send.hop].stage, name, Imprint(batch, length, payload), output=False)
         header = ParcelHeader(
             window=open_.step.window,
             microbatch=send.work.microbatch,
@@ -464,7 +462,7 @@ class StageServer:
                 open_.inputs[key] = (x, its_targets)
                 before = header.route[preceding(header.route, header.hop)].stage
                 imprint = Imprint(header.batch, header.length, payload)
-                self.imprints.keep(before, header.window, header.microbatch, imprint, output=True)
+                self.imprints.keep(before, open_.step.imprint_key(header.microbatch), imprint, output=True)
         self._do(open_, effects)
         return answer
 

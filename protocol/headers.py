@@ -124,8 +124,10 @@ class ImprintListRequest(Struct, frozen=True, array_like=True, tag=74):
 
 
 class ImprintKey(Struct, frozen=True, array_like=True, order=True):
-    """One microbatch of one step."""
+    """One microbatch of one step of the pipeline."""
 
+    step: Count
+    """Of two windows of one step one came to nothing, and both are of the same parameters."""
     window: Digest
     microbatch: Microbatch
 

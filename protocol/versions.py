@@ -18,6 +18,7 @@ A version is named in every envelope, record and manifest; decoders take it from
   parts ask other groups for their outer parameters, as often as the manifest says; newcomers give each other the chunks of the state that they have.
 * **13**: manifests say how the outer rate grows with the number of contributors.
 * **14**: the last lap is what is left of the run, where that is no whole number of laps.
+* **15**: activations that neighbours of a stage remember are named with the number of their step.
 """
 
 from collections.abc import Iterable
@@ -29,10 +30,10 @@ from farflung.protocol.errors import Malformed, WrongVersion
 from farflung.protocol.keys import PeerId
 from farflung.protocol.wire import Small, decode
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (14,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (15,)
 """What we can read, ascending."""
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from farflung.node.imprints import STEPS, Imprint
 from farflung.protocol import accord
+from farflung.protocol.headers import ImprintKey
 from farflung.protocol.limits import MAX_IMPRINTS
 from farflung.sims.clock import VirtualLoop
 from farflung.sims.hub import MemoryHub
@@ -155,13 +156,14 @@ class Live:
         if number == 0:
             return  # what it was given are tokens
         before, after = number - 1, (number + 1) % len(self._nodes)
-        window = self._scene.step.to_bytes(32, "big")  # its name: neighbours only compare it
         for microbatch, pair in enumerate(pipeline.boundaries.get(stage, [])[: MAX_IMPRINTS // STEPS]):
+            step = self._scene.step
+            key = ImprintKey(step, step.to_bytes(32, "big"), microbatch)  # neighbours only compare the window
             for holder, x, output in ((before, pair[0], False), (after, pair[1], True)):
                 if holder not in gone:
                     node = self._nodes[holder]
                     one = Imprint(x.shape[0], x.shape[1], bytes(node.service.forward.encode(x)))
-                    node.imprints.keep(number, window, microbatch, one, output=output)
+                    node.imprints.keep(number, key, one, output=output)
 
     def _newcomer(self, stage: int) -> Node:
         self._begun[stage] += 1

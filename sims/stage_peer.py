@@ -271,7 +271,13 @@ class StagePeer:
         window = bytes.fromhex(order["window"])
         rules = Rules(visits=min(len(lane.route) for lane in plan.lanes))
         droppable = Droppable.of_routes(rules.visits, len(plan.stages), rules.max_jump)
-        step = Step(window=window, plan=plan, most_tokens=world.batch * world.model.seq_len, droppable=droppable)
+        step = Step(
+            number=order["number"],
+            window=window,
+            plan=plan,
+            most_tokens=world.batch * world.model.seq_len,
+            droppable=droppable,
+        )
         server.stands_before, server.stands_after = order.get("stands_before", ""), order.get("stands_after", "")
         server.ran, worker.busy_s, worker.late = [], 0.0, 0
         home = step.place[self._engine.peer_id]

@@ -90,7 +90,7 @@ def batches(count: int) -> list[Batch]:
 
 
 def step_of(plan: Plan, droppable: Droppable) -> Step:
-    return Step(window=WINDOW, plan=plan, most_tokens=16, droppable=droppable)
+    return Step(number=7, window=WINDOW, plan=plan, most_tokens=16, droppable=droppable)
 
 
 class _Crossed(torch.autograd.Function):

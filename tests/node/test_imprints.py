@@ -8,16 +8,17 @@ from farflung.node import framing
 from farflung.node.imprints import (
     KIND,
     MICROBATCHES,
-    PAIRS,
     STEPS,
     Imprint,
     Imprints,
+    Remembered,
     gather_pairs,
     serve_imprints,
 )
 from farflung.node.network import Stream
 from farflung.protocol.errors import Malformed, Refused, RemoteError
 from farflung.protocol.headers import BulkHeader, Imprinted, ImprintKey, ImprintList, ImprintListRequest, ImprintRequest
+from farflung.protocol.imprint_pairs import PAIRS
 from farflung.protocol.limits import MAX_IMPRINTS
 from farflung.protocol.messages import encode
 from farflung.training.pipeline_boundary import Boundary
@@ -25,7 +26,7 @@ from farflung.training.recovery_fit import Pair
 
 WIDTH, LENGTH = 4, 8
 BOUNDARY = Boundary.parse("fp32", WIDTH)
-WINDOW = b"w" * 32
+STEP = 7
 
 
 def activation(seed: int, batch: int = 1, length: int = LENGTH) -> torch.Tensor:
@@ -36,8 +37,8 @@ def imprint(x: torch.Tensor) -> Imprint:
     return Imprint(x.shape[0], x.shape[1], BOUNDARY.encode(x))
 
 
-def window(number: int) -> bytes:
-    return bytes([number]) * 32
+def key(step: int, microbatch: int) -> ImprintKey:
+    return ImprintKey(step, bytes([step]) * 32, microbatch)
 
 
 class Neighbour:
@@ -51,51 +52,57 @@ class Neighbour:
             self.node.network, self.imprints, BOUNDARY, self.node.doors.side, lambda _: admits, self.errors.append
         )
 
-    def keep(self, x: torch.Tensor, microbatch: int = 0, *, output: bool, step: bytes = WINDOW) -> None:
-        self.imprints.keep(1, step, microbatch, imprint(x), output=output)
+    def keep(self, x: torch.Tensor, microbatch: int = 0, *, output: bool, step: int = STEP) -> None:
+        self.imprints.keep(1, key(step, microbatch), imprint(x), output=output)
 
 
-async def gathered(lab: Lab, *neighbours: int) -> tuple[list[Pair], list[RemoteError]]:
+async def remembered(lab: Lab, *neighbours: int) -> tuple[Remembered, list[RemoteError]]:
     """What node 0 gets of stage 1."""
     node, errors = lab.nodes[0], list[RemoteError]()
-    pairs = await gather_pairs(
+    found = await gather_pairs(
         node.network,
         [peer(number) for number in neighbours],
         1,
         BOUNDARY,
         LENGTH,
+        reached=STEP + 1,
         side=node.doors.side,
         refused=errors.append,
     )
-    return pairs, errors
+    return found, errors
+
+
+async def gathered(lab: Lab, *neighbours: int) -> tuple[list[Pair], list[RemoteError]]:
+    found, errors = await remembered(lab, *neighbours)
+    return list(found.pairs), errors
 
 
 def test_the_first_microbatches_of_the_last_steps_are_kept() -> None:
     kept, one = Imprints(), imprint(activation(0))
     for step in range(5):
         for microbatch in range(10):
-            kept.keep(1, window(step), microbatch, one, output=True)
+            kept.keep(1, key(step, microbatch), one, output=True)
     keys = kept.keys(1, output=True)
-    assert keys == tuple(ImprintKey(window(s), m) for s in range(5 - STEPS, 5) for m in range(MICROBATCHES))
+    assert keys == tuple(key(s, m) for s in range(5 - STEPS, 5) for m in range(MICROBATCHES))
     assert len(keys) == MAX_IMPRINTS and len(encode(ImprintList(keys, keys))) <= framing.MAX_HEADER_BYTES
     assert kept.keys(1, output=False) == kept.keys(2, output=True) == ()
     assert kept.get(ImprintRequest(1, True, keys[0])) is one
     assert kept.get(ImprintRequest(1, False, keys[0])) is None
-    assert kept.get(ImprintRequest(1, True, ImprintKey(window(0), 0))) is None
+    assert kept.get(ImprintRequest(1, True, key(0, 0))) is None
 
 
 def test_each_stage_has_steps_of_its_own() -> None:
     """What was kept of a stage stays while only others have steps: it is then that it is needed."""
     kept, one = Imprints(), imprint(activation(0))
-    kept.keep(1, window(0), 0, one, output=False)
+    kept.keep(1, key(0, 0), one, output=False)
     for step in range(1, 9):
-        kept.keep(2, window(step), 0, one, output=False)
-    assert kept.keys(1, output=False) == (ImprintKey(window(0), 0),)
+        kept.keep(2, key(step, 0), one, output=False)
+    assert kept.keys(1, output=False) == (key(0, 0),)
 
 
 def test_stage_0_is_never_made_anew() -> None:
     kept = Imprints()
-    kept.keep(0, WINDOW, 0, imprint(activation(0)), output=True)
+    kept.keep(0, key(STEP, 0), imprint(activation(0)), output=True)
     assert kept.keys(0, output=True) == ()
 
 
@@ -121,9 +128,24 @@ def test_a_peer_that_has_both_sides_is_enough_and_there_are_not_too_many() -> No
         for step in range(STEPS):
             for microbatch in range(MICROBATCHES):
                 for output in (False, True):
-                    both.keep(activation(microbatch), microbatch, output=output, step=window(step))
+                    both.keep(activation(microbatch), microbatch, output=output, step=STEP - step)
         pairs, _ = await gathered(lab, 1)
         assert len(pairs) == PAIRS < STEPS * MICROBATCHES
+
+    in_lab(4, story)
+
+
+def test_pairs_of_long_ago_are_no_pairs_beside_new_ones() -> None:
+    async def story(lab: Lab) -> None:
+        before, late, after = Neighbour(lab, 1), Neighbour(lab, 2), Neighbour(lab, 3)
+        for one, step in ((before, 1), (late, STEP)):
+            for microbatch in range(2):
+                one.keep(activation(step), microbatch, output=False, step=step)
+                after.keep(activation(step + 1), microbatch, output=True, step=step)
+        found, _ = await remembered(lab, 1, 2, 3)
+        assert found.judges and all(torch.equal(x, activation(STEP)) for x, _ in found.pairs) and len(found.pairs) == 2
+        found, _ = await remembered(lab, 1, 3)
+        assert not found.judges and len(found.pairs) == 2
 
     in_lab(4, story)
 
@@ -167,7 +189,7 @@ def lie(lab: Lab, header: BulkHeader, payload: Payload) -> None:
     async def serve(stream: Stream) -> None:
         request: BulkHeader = await framing.read_header(stream, ImprintListRequest, ImprintRequest)
         if isinstance(request, ImprintListRequest):
-            await framing.write_header(stream, ImprintList((), (ImprintKey(WINDOW, 0),)))
+            await framing.write_header(stream, ImprintList((), (key(STEP, 0),)))
         else:
             await framing.write_with_header(stream, header, payload)
         await stream.close()

@@ -407,7 +407,7 @@ def test_a_repeated_parcel_counts_once() -> None:
 
 def test_plans_that_no_server_can_carry_out() -> None:
     with pytest.raises(BadPlan, match="split_backward"):
-        Step(window=b"w" * 32, plan=zero_bubble_h1(names(3), 4), most_tokens=16)
+        Step(number=7, window=b"w" * 32, plan=zero_bubble_h1(names(3), 4), most_tokens=16)
 
 
 class Sends:

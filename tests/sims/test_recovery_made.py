@@ -20,6 +20,7 @@ from farflung.node.stage_learner import StageLearner
 from farflung.node.status import NodeStatus
 from farflung.node.trying import LISTEN_S
 from farflung.protocol.errors import NetworkError
+from farflung.protocol.headers import ImprintKey
 from farflung.protocol.keys import short
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Domains
@@ -119,6 +120,23 @@ def test_without_memories_nothing_is_tried_nor_fitted(monkeypatch: pytest.Monkey
     swarm = simulate(without_shadows(), Counting(), signers(5), replace_one)
     [made] = swarm.happened("stage.made")
     assert made["rung"] == "neighbour mean" and made["misfit"] is None
+
+
+def test_what_is_remembered_of_long_ago_refuses_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is made of others is fitted to it all the same."""
+    keep = Imprints.keep
+
+    def keep_the_first(self: Imprints, stage: int, key: ImprintKey, *given: Any, **options: Any) -> None:
+        if key.step <= 1:
+            keep(self, stage, key, *given, **options)
+
+    monkeypatch.setattr(Imprints, "keep", keep_the_first)
+    for shadows_share, rung in ((1.0, "shadow"), (0.0, "fitted mean")):
+        one = recipe(stages=4, total_steps=16, pipeline={"shadows": shadows_share})
+        swarm = simulate(one, Counting(), signers(5), replace_one)
+        assert not swarm.broken and not swarm.happened("stage.unmade")
+        [made] = swarm.happened("stage.made")
+        assert made["rung"] == rung and made["misfit"] is None
 
 
 def opposite(weights: Tensor) -> Tensor:
