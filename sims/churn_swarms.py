@@ -31,8 +31,8 @@ SPEEDS = (1.0, 0.7, 0.4, 0.2)
 LINKS_MBIT_S = (2.0, 5.0, 2.0, 1.0)
 """Up and down, machine by machine: a tenth of what `bench unequal` has, for a fifth of its parameters."""
 
-LATENCY_MS = 12.5
-"""Of each link and direction: 50 ms from a peer to another and back."""
+LATENCY_MS = 25.0
+"""Of each link and direction: 100 ms from a peer to another and back."""
 
 REPLACED_SHARE, PER_STEPS = 0.2, 100
 """So much of the peers goes and comes in so many steps of the fastest."""
