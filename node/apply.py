@@ -212,7 +212,8 @@ class Applier:
                 began = asyncio.get_running_loop().time()
                 with self._log.span("apply", commit.height):
                     await self._take_round(commit, prepared)
-                self._member.tempo.taken_s = self._trainer.taken(asyncio.get_running_loop().time() - began)
+                tempo, seconds = self._member.tempo, asyncio.get_running_loop().time() - began
+                tempo.taken_s = self._trainer.taken(seconds, tempo.moved(prepared.result))
                 self.version = commit.version
             taken = None if prepared is None else prepared.result
             await self._settle(commit, taken)  # rounds that came with a downloaded state have been counted with it

@@ -114,7 +114,7 @@ class Trainer(ABC):
         self._taking_s = 0.0
         """In which nothing was trained for the round that is under way."""
         self._taken_s: deque[float] = deque(maxlen=ROUNDS)
-        """And for those before."""
+        """And for those before, for each fragment that they moved."""
         self._learner = learner
         self._door = door
         self._log = log
@@ -273,9 +273,9 @@ class Trainer(ABC):
         self._offering = False
         self.wake()
 
-    def taken(self, seconds: float) -> float:
-        """A round was applied, in so many. Returns in how many nothing was trained for one of late, offers included."""
-        self._taken_s.append(self._taking_s + seconds)
+    def taken(self, seconds: float, fragments: float) -> float:
+        """A round that moved so many was applied, in so many seconds. Returns in how many nothing was trained for each fragment of one of late, offers included."""
+        self._taken_s.append((self._taking_s + seconds) / fragments)
         self._taking_s = 0.0
         return median(self._taken_s)
 

@@ -5,12 +5,12 @@ its end moves at once (`Commit.width`: P is their number over it) and how many s
 all count alike, whenever they change: the learning rate, the end of the run, the samples that are handed out ahead. The last lap is what is left,
 however little, so that the sum is the run. The proposer of a round chooses, and everybody checks the limits. It chooses by what the swarm measures
 while it trains, with s the seconds of a step of the fastest member, e those of a round, from its plan to the last member that holds all its means,
-and t those in which nothing is trained for it, in the fastest member: to copy what is offered, and to apply what comes of it:
+and t those in which nothing is trained for it, in the fastest member: to copy what is offered, and to apply what comes of it, both of what moves only:
 
     hide  = ceil(e / (BUSY s))       steps in which a round is over, the late have been waited for and the votes are in
     lap   = hide + 1                 then training goes on throughout, for tau = lap - 1
     lap   = max(hide + 1, ceil((e - tau s) / (STANDS s)))     with a tau that the manifest fixes
-    and at least ceil(t / (STANDS s))
+    and at least ceil(t / (STANDS s))        t grows with what moves, so that a wide round saves nothing of it
 
 t is the proposer's own, and counts where that is about as fast as the fastest. Proposers take turns; a slower one makes no lap shorter, and leaves the width.
 
@@ -131,7 +131,8 @@ class Laps:
         fragment_s: float | None = None,  # that the bytes of each fragment add to a round; None: nobody can say
         longest_s: float = math.inf,  # that a round may take
         newcomer: bool = False,  # does anybody download the outer state?
-        taken_s: float | None = 0.0,  # that a round takes from the training of the fastest member; None: not known
+        taken_s: float
+        | None = 0.0,  # that a round takes from the training of the fastest member, for each fragment that it moves; None: not known
     ) -> tuple[Lap, str]:
         """The next lap and its width, and a sentence that says why. Allowed, whatever was measured."""
         if self.least == self.most:
@@ -148,7 +149,7 @@ class Laps:
         less_s = (fragment_s or 0.0) if learnt_s is None else learnt_s
         round_s = {k: median(took.if_it_moved(k, more_s, less_s) for took in newest) for k in self.widths}
         hiding = {k: self._hiding(round_s[k], step_s) for k in self.widths}
-        needed = {k: max(steps, math.ceil((taken_s or 0.0) / (STANDS * step_s))) for k, steps in hiding.items()}
+        needed = {k: max(steps, math.ceil(k * (taken_s or 0.0) / (STANDS * step_s))) for k, steps in hiding.items()}
         if (
             fragment_s is not None
             and taken_s is not None
@@ -166,7 +167,9 @@ class Laps:
         if width != now.width:
             reason += f" that moves {width} of {self.widths[-1]} fragments, and {hiding[now.width]} one of {now.width}"
         if needed[width] > hiding[width]:
-            reason += f", and {needed[width]} make up for {taken_s:.3g} s in which nothing is trained for it"
+            reason += (
+                f", and {needed[width]} make up for {width * (taken_s or 0.0):.3g} s in which nothing is trained for it"
+            )
         if newcomer and wanted < (longer := math.ceil(LONGER * now.steps)):
             wanted = longer
             reason += f", and {longer} let somebody who downloads the state catch up"

@@ -29,7 +29,7 @@ class Tempo:
     history: History
     vitals: Callable[[], Heartbeat]
     taken_s: float | None = field(default=None, init=False)
-    """That a round has lately taken from our training, seconds; whoever trains says so. None: there was none yet."""
+    """That a round has lately taken from our training for each fragment that it moved, seconds; whoever trains says so. None: there was none yet."""
     _slow: dict[bool, tuple[object, tuple[frozenset[PeerId], str]]] = field(default_factory=dict, init=False)
     """What `too_slow` found last, and when: with what those who are ready say, and without."""
 
@@ -55,8 +55,12 @@ class Tempo:
         return [self._took(r) for r in (newest, *before) if (len(r.contributors) > 1) == (len(newest.contributors) > 1)]
 
     def _took(self, result: RoundResult) -> Took:
-        moved, rules = result.parts[-1].stop - result.parts[0].start, self.settings.rules
-        return Took(result.seconds_ms / 1000.0, moved * rules.num_fragments / rules.numel)
+        return Took(result.seconds_ms / 1000.0, self.moved(result))
+
+    def moved(self, result: RoundResult) -> float:
+        """How many fragments a round moved, by its elements."""
+        numel, rules = result.parts[-1].stop - result.parts[0].start, self.settings.rules
+        return numel * rules.num_fragments / rules.numel
 
     def tokens_per_s(self, peer: PeerId) -> float:
         """How fast a peer trains, by its own word; 0 when it has not said."""

@@ -53,7 +53,7 @@ class Member:
     history: History = field(default_factory=History)
     group: bytes = b""
     attendance: Any = field(default_factory=lambda: SimpleNamespace(part=None))
-    tempo: Any = field(default_factory=SimpleNamespace)
+    tempo: Any = field(default_factory=lambda: SimpleNamespace(moved=lambda result: 1.0))
 
     @property
     def head(self) -> Certified:

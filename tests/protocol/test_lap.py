@@ -74,6 +74,18 @@ def test_a_lap_makes_up_for_what_a_round_takes_from_training(step_s: float, roun
     assert round_steps <= BUSY * limits.delay_of(chosen.steps) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("width", [1, 2, 3, 6])
+def test_what_is_taken_from_training_for_each_fragment_is_no_reason_to_move_many(width: int) -> None:
+    """To copy and to step twice as much takes twice as long: a wide round saves nothing of it, and its result only comes later."""
+    limits, lap = Laps(least=5, most=1 << 20, widths=(1, 2, 3, 6)), Lap(5 * width, width)
+    for _ in range(4):
+        rounds = [Took(0.2, float(lap.width))] * 3
+        lap, reason = limits.choose(lap, left=1 << 40, step_s=0.1, rounds=rounds, fragment_s=0.0, taken_s=1.0)
+    assert lap == Lap(334), reason
+    alone, reason = limits.choose(Lap(30, 6), left=1 << 40, step_s=0.1, rounds=rounds, taken_s=1.0)
+    assert alone == Lap(2000, 6) and "make up for 6 s" in reason, "it stays wide where nothing is known of links"
+
+
 @given(seconds, st.floats(0, 1e2), st.integers(5, 400))
 def test_who_does_not_know_what_it_takes_from_the_fastest_makes_no_lap_shorter(
     step_s: float, steps: float, lap: int

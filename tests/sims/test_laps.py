@@ -112,6 +112,26 @@ def test_a_lap_is_long_enough_for_what_a_round_takes_from_training() -> None:
     assert 35 <= max(laps) <= 60, laps
 
 
+def test_rounds_that_take_most_from_training_by_what_they_move_are_no_wider_for_that() -> None:
+    pace = replace(PACE, laps=Laps(least=4, most=400, widths=(1, 3)))
+    starts = tuple(Start(at=0.1 * peer, peer=peer) for peer in range(PEERS))
+    wire = Wire(fragments=3, pace=pace, step_s=(1.0,) * PEERS)
+    plan = toy_plan(2, Schedule(num_peers=PEERS, duration_s=505.0, faults=starts), wire, calm_s=0.0)
+    usual = plan.outfit.seconds
+
+    def seconds(index: int, name: str, share: float) -> float:
+        return 1.5 * share if name in ("offer", "apply") else usual(index, name, share)
+
+    async def watch(swarm: Swarm) -> None:
+        await asyncio.sleep(500.0)
+        chosen.extend((c.commit.width, c.commit.lap) for c in swarm.peers[0].member.history)
+
+    chosen: list[tuple[int, int]] = []
+    report = simulate(replace(plan, outfit=replace(plan.outfit, seconds=seconds)), keep=True, meddler=watch)
+    assert report.violations == [] and report.members == PEERS
+    assert {width for width, _ in chosen} == {1} and 30 <= chosen[-1][1] <= 45, chosen
+
+
 @pytest.mark.parametrize(("step_s", "share"), [(10.0, 0.4), *further((7.5, 0.9), (30.0, 0.15))])
 def test_a_peer_with_steps_as_long_as_laps_comes_into_as_many_rounds_as_it_can(step_s: float, share: float) -> None:
     """Whenever one of its steps ends a commit is on its way in; were it to begin the next one then, it would never offer."""
