@@ -99,8 +99,10 @@ class Coupled:
 
     def offer(self, start: int = 0, stop: int | None = None) -> None:
         """Remember the local parameters of elements [start, stop) as they are, or all: the next pseudo-gradient of these is measured from here, whatever is
-        trained meanwhile."""
+        trained meanwhile. Raises ValueError."""
         stop = self.num_parameters if stop is None else stop
+        if not 0 <= start < stop <= self.num_parameters:
+            raise ValueError(f"elements [{start}, {stop}) of a model that has {self.num_parameters}")
         if self.offered is None or self.offered is self.sent:  # what is in flight may still be counted
             buffer, self._spare = self._spare, None
         else:

@@ -90,23 +90,39 @@ class Layout:
                 yield low, high, flat[low - slot.start : high - slot.start]
 
 
-def flatten(layout: Layout, tensors: Iterable[Tensor], out: Tensor, start: int = 0) -> Tensor:
-    """Copy of one tensor per slot the elements from `start` on into `out` [k] on the CPU, and wait until they have arrived. Returns `out`."""
+def flatten(layout: Layout, tensors: Iterable[Tensor], out: Tensor, start: int | None = None) -> Tensor:
+    """Copy one tensor per slot into `out` [n] on the CPU, or of them the elements from `start` on into `out` [k], and wait until they have arrived.
+    Returns `out`. Raises ValueError where it has another size.
+    """
+    start, stop = _filled(layout, out, start)
     device = None
-    for low, high, piece in layout.pieces(tensors, start, start + out.numel()):
+    for low, high, piece in layout.pieces(tensors, start, stop):
         device = piece.device
         out[low - start : high - start].copy_(piece, non_blocking=out.is_pinned())
     synchronize(device)
     return out
 
 
-def unflatten(layout: Layout, flat: Tensor, tensors: Iterable[Tensor], start: int = 0) -> None:
-    """Copy `flat` [k] into one tensor per slot, from element `start` on, and wait until it has been read."""
+def unflatten(layout: Layout, flat: Tensor, tensors: Iterable[Tensor], start: int | None = None) -> None:
+    """Copy `flat` [n] into one tensor per slot, or `flat` [k] into those elements of them from `start` on, and wait until it has been read. Raises ValueError,
+    with nothing changed, where it has another size.
+    """
+    start, stop = _filled(layout, flat, start)
     device = None
-    for low, high, piece in layout.pieces(tensors, start, start + flat.numel()):
+    for low, high, piece in layout.pieces(tensors, start, stop):
         device = piece.device
         piece.copy_(flat[low - start : high - start], non_blocking=flat.is_pinned())
     synchronize(device)
+
+
+def _filled(layout: Layout, flat: Tensor, start: int | None) -> tuple[int, int]:
+    """Which elements `flat` is of. Told nothing, it is of all: what is too short is no part of them by mistake."""
+    n, k = layout.num_parameters, flat.numel()
+    if start is None and k == n:
+        return 0, n
+    if start is None or not 0 <= start <= start + k <= n:
+        raise ValueError(f"{k} elements from {start or 0} on, of a model that has {n}")
+    return start, start + k
 
 
 def host_buffer(num_elements: int, device: torch.device) -> Tensor:

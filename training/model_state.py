@@ -94,18 +94,24 @@ class ModelState(Coupled):
         """
         tensors, facts = read_state(folder)
         inner = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
-        sent, sent_from = tensors.pop("sent", None), facts.get(SENT_FROM, 0)
+        sent, sent_from = tensors.pop("sent", None), facts.get(SENT_FROM)
         wrong = [t for t in tensors.values() if t.shape != (self.num_parameters,) or t.dtype != torch.float32]
         if sent is not None and (sent.dim() != 1 or sent.dtype != torch.float32):
             wrong.append(sent)
-        match facts, sent_from:
-            case {"inner_steps": int(inner_steps), "inner_optimizer": str(name)}, int() if not wrong:
+        if sent_from is None and sent is not None and sent.numel() == self.num_parameters:
+            sent_from = 0  # of a version that sent everything, and did not say so
+        match facts:
+            case {"inner_steps": int(inner_steps), "inner_optimizer": str(name)} if not wrong:
                 pass
             case _:
                 raise DamagedCheckpoint(f"{folder} does not hold the tensors of this model")
-        in_flight = None if sent is None else Offered(sent_from, sent_from + sent.numel(), sent)
-        if in_flight is not None and not 0 <= in_flight.start < in_flight.stop <= self.num_parameters:
-            raise DamagedCheckpoint(f"{folder} does not hold what this model can have in flight")
+        match sent, sent_from:
+            case None, None:
+                in_flight = None
+            case Tensor(), int(start) if 0 <= start < start + sent.numel() <= self.num_parameters:
+                in_flight = Offered(start, start + sent.numel(), sent)
+            case _:
+                raise DamagedCheckpoint(f"{folder} does not hold what this model can have in flight")
         if set(tensors) != {"outer.params", "outer.momentum", "local"}:
             raise DamagedCheckpoint(f"{folder} does not hold the tensors of this model")
         if name != (ours := parse_optimizer(self.inner_config.optimizer).name):

@@ -191,6 +191,26 @@ def test_what_older_versions_had_in_flight_was_everything(make_replica: Any, bat
     assert torch.equal(local(restored), restored.outer.params)
 
 
+def test_a_part_in_flight_that_says_not_where_it_lies_is_damage(make_replica: Any, batch: Any, tmp_path: Path) -> None:
+    replica, restored = make_replica(), make_replica()
+    replica.offer(10, 20)
+    replica.offered_gradient(10, 20)
+    replica.save(tmp_path)
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert state["facts"].pop("sent_from") == 10
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DamagedCheckpoint, match="in flight"):
+        restored.load(tmp_path)
+    replica.discard_progress()
+    replica.save(tmp_path)
+    state = json.loads((tmp_path / "state.json").read_text())
+    state["facts"]["sent_from"] = 10  # and nothing that lies there
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DamagedCheckpoint, match="in flight"):
+        restored.load(tmp_path)
+    assert restored.sent is None
+
+
 @pytest.mark.parametrize("sent_from", [-1, 1, "0", 0.5])
 def test_what_cannot_be_in_flight_is_damage(
     sent_from: float | str, make_replica: Any, batch: Any, tmp_path: Path
@@ -203,6 +223,16 @@ def test_what_cannot_be_in_flight_is_damage(
     (tmp_path / "state.json").write_text(json.dumps(state))
     with pytest.raises(DamagedCheckpoint, match=r"does not h"):
         replica.load(tmp_path)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 5), (5, 5), (6, 5), (0, N + 1), (N, N + 1)])
+def test_only_elements_that_there_are_can_be_offered(start: int, stop: int) -> None:
+    one = peer()
+    one.offer(3, 7)
+    before = one.offered
+    with pytest.raises(ValueError, match=rf"\[{start}, {stop}\) of a model that has {N}"):
+        one.offer(start, stop)
+    assert one.offered is before
 
 
 def test_a_copy_of_what_was_offered_has_memory_of_its_own() -> None:

@@ -28,6 +28,24 @@ def test_a_vector_in_another_order_is_of_the_same_parameters() -> None:
     assert torch.equal(reordered(layout.slots, flat, names), wanted) and not torch.equal(flat, wanted)
 
 
+def test_a_vector_of_another_size_is_refused() -> None:
+    """A part is one only where somebody says which: what is too short for the model comes from another one."""
+    model = Decoder(CONFIG, seed=1)
+    layout = Layout(model)
+    n, parameters = layout.num_parameters, layout.parameters(model)
+    before = flatten(layout, parameters, torch.empty(n))
+    for size, start in ((n - 1, None), (n + 1, None), (1, None), (2, n - 1), (2, -1), (n + 1, 0)):
+        with pytest.raises(ValueError, match=f"of a model that has {n}"):
+            unflatten(layout, torch.zeros(size), parameters, start)
+        with pytest.raises(ValueError, match=f"of a model that has {n}"):
+            flatten(layout, parameters, torch.zeros(size), start)
+    assert torch.equal(flatten(layout, parameters, torch.empty(n)), before)
+    unflatten(layout, torch.zeros(5), parameters, 30)
+    assert torch.equal(
+        flatten(layout, parameters, torch.ones(7), 29), torch.tensor([before[29], *[0.0] * 5, before[35]])
+    )
+
+
 def test_an_order_of_other_parameters_is_refused() -> None:
     model = Decoder(CONFIG, seed=1)
     names = [slot.name for slot in Layout(model).slots]
