@@ -84,9 +84,9 @@ class ToyLearner(Coupled, SampleBook):
         self._offered_made = self._made
 
     def offered_gradient(self, start: int, stop: int) -> Tensor:
-        self._sent_made = self._offered_made
         gradient = super().offered_gradient(start, stop)
         assert self.sent is not None
+        self._sent_made = self._offered_made
         self.book_gradient(gradient_of(self.outer.params, self.sent))
         return gradient
 

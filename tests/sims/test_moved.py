@@ -15,6 +15,7 @@ from farflung.sims.scenario import Scenario, parse_scenario
 from farflung.sims.scenario_plan import prepare
 from farflung.sims.simulation import simulate
 from farflung.sims.toy import ToyLearner
+from farflung.training.errors import NothingOffered
 from farflung.training.rules import Nesterov
 
 SCENARIO = """
@@ -70,6 +71,20 @@ def test_a_call_takes_what_its_share_does() -> None:
         return then - began, asyncio.get_running_loop().time() - then
 
     assert clock.run(main()) == pytest.approx((11.0, 6.0))
+
+
+def test_what_could_not_be_taken_changes_no_book() -> None:
+    """A plan of the round before may be late: what is in flight is what was sent, and not what was offered since."""
+    learner = ToyLearner(8, Nesterov())
+    learner.train([1], 0)
+    learner.offer(0, 4)
+    delta = learner.offered_gradient(0, 4)
+    learner.train([2], 1)
+    learner.offer(0, 4)
+    with pytest.raises(NothingOffered):
+        learner.offered_gradient(4, 8)
+    learner.apply([(0, 4, delta)], contributed=True)
+    assert learner.strayed() < 1e-6 and learner.trained == [2]
 
 
 def scenario(fragments: int) -> Scenario:
