@@ -225,6 +225,22 @@ def test_what_cannot_be_in_flight_is_damage(
         replica.load(tmp_path)
 
 
+def test_nothing_is_offered_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are taken in another thread, which would take half of this offer and half of the last one; nor does anything stand where it was not written."""
+    one = peer()
+    one.offer(0, 9)  # not sent, so its buffer is used again
+    seen = []
+
+    def write(*arguments: Any) -> None:
+        seen.append(one.offered)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(module, "flatten", write)
+    with pytest.raises(RuntimeError):
+        one.offer(9, 20)
+    assert seen == [None] and one.offered is None
+
+
 @pytest.mark.parametrize(("start", "stop"), [(-1, 5), (5, 5), (6, 5), (0, N + 1), (N, N + 1)])
 def test_only_elements_that_there_are_can_be_offered(start: int, stop: int) -> None:
     one = peer()
