@@ -28,6 +28,8 @@ class Follower:
     """Members of our view that have come, by histories that we do not have, to another group: they have gone on without us."""
     _asked_at: float = -1e9
     _asked: frozenset[PeerId] = frozenset()
+    _named: tuple[Certified | None, bytes] = (None, b"")
+    """The head whose hash was asked for last, and the hash."""
 
     @property
     def started(self) -> bool:
@@ -52,7 +54,10 @@ class Follower:
 
     def head_hash(self) -> bytes:
         """Of the head, 32 bytes: the parent of the next commit."""
-        return chain.commit_hash(self.settings.swarm, self.history.head.commit)
+        head = self.history.head
+        if self._named[0] is not head:
+            self._named = head, chain.commit_hash(self.settings.swarm, head.commit)
+        return self._named[1]
 
     def leads_to(self, height: int, parent: bytes) -> bool:
         """Whether a commit of this height and parent is the next."""

@@ -188,8 +188,9 @@ class MemoryNetwork:
 
     def repeated(self, to: "MemoryNetwork", num_bytes: int) -> None:
         """Count control messages to another process that no message stands for (`echoes`)."""
-        self.meter(to.peer_id).sent(self._as_bulk(num_bytes))
-        to.meter(self.peer_id).received(self._as_bulk(num_bytes))
+        bulk = self._as_bulk(num_bytes)
+        self.meter(to._peer_id).sent(bulk)
+        to.meter(self._peer_id).received(bulk)
 
     def _as_bulk(self, num_bytes: int) -> float:
         """Bytes of bulk that stand for so many of control messages."""

@@ -120,6 +120,23 @@ def test_nobody_is_let_go_before_enough_of_the_others_are_surely_there(
     assert decision == ChangeView(stays, (C,), "; ".join([*reasons, f"lets {short(C)} go"]))
 
 
+@pytest.mark.parametrize("awaited", [set(), {A}, {A, B}, {A, B, C}], ids=len)
+@pytest.mark.parametrize("least", [1, 2, 3])
+@pytest.mark.parametrize("joiners", [(), (D,)], ids=len)
+def test_what_is_not_asked_while_nobody_is_ready_would_decide_nothing(
+    awaited: set[bytes], least: int, joiners: tuple[bytes, ...]
+) -> None:
+    """How long to wait, who is surely there, and which of those who train are too slow, as long as enough are not (`proposer`)."""
+    facts: dict[str, Any] = dict(readies={}, min_contributors=least, joiners=joiners)
+    plain = decide(situation(**facts, awaited=frozenset(awaited), sure=frozenset(), patience_left_s=0.0))
+    for patience, sure in product((-1.0, 30.0), (frozenset({A}), frozenset({A, B, C}))):
+        for slow in (slow for k in range(4) for slow in combinations(sorted(awaited), k)):
+            waited = awaited - {*slow}
+            if not slow or len(waited) >= least:
+                said = dict(patience_left_s=patience, sure=sure, awaited=frozenset(waited))
+                assert decide(situation(**facts, **said)) == plain
+
+
 def test_many_names_are_cut_short() -> None:
     many = tuple(bytes([i]) * 32 for i in range(10, 20))
     decision = decide(situation(readies={}, joiners=many, max_group=64))
