@@ -1,7 +1,7 @@
 """Whether an outer step is what the round gave that it was taken for (invariants 2, 4 and 7), by what its contributors sent and what its owners met."""
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -84,13 +84,12 @@ class Steps:
         piece = slice(part.start, part.stop)
         weight = halfway(swarm.outfit.terms.next_rule(swarm.peers[index].member.head.commit))
         others = [group for group in groups if group is not own]
-        theirs = [
-            *(state for group in [*others, own] for state in group.recently()),  # whom it met may have come to us since
-            *(swarm.learners[peer].outer.params for peer in sorted(swarm.peers) if peer != index),
-            *(state for states in self._came_to.values() for state in states),
-        ]
         for mine in [swarm.learners[index].outer.params, *own.recently()]:
-            for other in dict.fromkeys(theirs):  # many are the same ones
+            tried = set[int]()  # many are the same ones
+            for other in self._all_held(swarm, index, [*others, own]):  # whom it met may have come to us since
+                if id(other) in tried:
+                    continue
+                tried.add(id(other))
                 wanted = weight * (mine[piece] - other[piece].bfloat16().float())
                 if torch.allclose(wanted, term, rtol=MEETING_ERROR, atol=MEETING_ERROR):
                     self._note_met(plan, part, wanted)
@@ -98,6 +97,16 @@ class Steps:
         if swarm.ids[index] not in swarm.attackers:
             self._violate(4, f"peer {index} adds to a mean what is not on the way to another group")
         self._note_met(plan, part, term)
+
+    def _all_held(self, swarm: Swarm, index: int, groups: Iterable[Chronicle]) -> Iterator[Tensor]:
+        """Outer parameters that others hold or have held; the likeliest first, for there may be thousands."""
+        for group in groups:
+            yield from group.recently()
+        for peer in sorted(swarm.peers):
+            if peer != index:
+                yield swarm.learners[peer].outer.params
+        for states in self._came_to.values():
+            yield from states
 
     def _note_met(self, plan: bytes, part: Part, term: Tensor) -> None:
         self._met[plan, part.start] = term.clone()
