@@ -111,7 +111,7 @@ def test_nobody_waits_for_anybody() -> None:
 
 
 def test_a_machine_stands_while_somebody_new_fetches_the_state() -> None:
-    replaced = play(REPLACED, replace(SMALL, steps=140), 0)  # one goes after 125
+    replaced = play(REPLACED, replace(SMALL, steps=160), 0)  # one goes after 125
     assert replaced.utilisation[0] < 0.99 < replaced.utilisation[3] and replaced.rounds >= 3
 
 

@@ -71,7 +71,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return True
 
 
-def large(peer: int, recipe: object, name: str) -> float:
+def large(peer: int, recipe: object, name: str, share: float) -> float:
     """Seconds that a call takes where states are large: whoever leaves is still there for a moment."""
     return 2.0 if name in ("apply", "save_learner") else SECONDS.get(name, HAND_S)
 
@@ -259,7 +259,9 @@ def test_the_founder_is_killed_on_its_way_and_started_again() -> None:
         await until_done(swarm, 0, other)
 
     alone = recipe(total_steps=24, pipeline={"shadows": 0.0})
-    swarm = simulate(alone, Counting(), signers(3), story, wanted={1: 1, 2: 1}, seconds=large)
+    swarm = simulate(
+        alone, Counting(), signers(3), story, wanted={1: 1, 2: 1}, seconds=large, checkpoint_s=600.0
+    )  # none comes while it is found out that the stage is lost
     _, other = by_key(swarm, 1, 2)
     assert not swarm.broken and lives(swarm) == [(1, 1, other)]
     assert seen["lacks"] > 1 and seen["new digest"] == seen["digest"]
