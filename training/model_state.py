@@ -98,8 +98,6 @@ class ModelState(Coupled):
         wrong = [t for t in tensors.values() if t.shape != (self.num_parameters,) or t.dtype != torch.float32]
         if sent is not None and (sent.dim() != 1 or sent.dtype != torch.float32):
             wrong.append(sent)
-        if sent_from is None and sent is not None and sent.numel() == self.num_parameters:
-            sent_from = 0  # of a version that sent everything, and did not say so
         match facts:
             case {"inner_steps": int(inner_steps), "inner_optimizer": str(name)} if not wrong:
                 pass

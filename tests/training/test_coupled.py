@@ -178,26 +178,17 @@ def test_what_is_in_flight_is_the_same_from_disk(make_replica: Any, batch: Any, 
     assert torch.equal(replica.offered.values, restored.offered.values) and len(replica.offered.values) == n
 
 
-def test_what_older_versions_had_in_flight_was_everything(make_replica: Any, batch: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_part_in_flight_that_says_not_where_it_lies_is_damage(
+    whole: bool, make_replica: Any, batch: Any, tmp_path: Path
+) -> None:
     replica, restored = make_replica(), make_replica()
-    replica.train_step(batch(0), 0)
-    delta = replica.pseudo_gradient()
+    start, stop = (0, replica.num_parameters) if whole else (10, 20)
+    replica.offer(start, stop)
+    replica.offered_gradient(start, stop)
     replica.save(tmp_path)
     state = json.loads((tmp_path / "state.json").read_text())
-    assert state["facts"].pop("sent_from") == 0
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    restored.load(tmp_path)
-    restored.apply([(0, len(delta), delta)], contributed=True)
-    assert torch.equal(local(restored), restored.outer.params)
-
-
-def test_a_part_in_flight_that_says_not_where_it_lies_is_damage(make_replica: Any, batch: Any, tmp_path: Path) -> None:
-    replica, restored = make_replica(), make_replica()
-    replica.offer(10, 20)
-    replica.offered_gradient(10, 20)
-    replica.save(tmp_path)
-    state = json.loads((tmp_path / "state.json").read_text())
-    assert state["facts"].pop("sent_from") == 10
+    assert state["facts"].pop("sent_from") == start
     (tmp_path / "state.json").write_text(json.dumps(state))
     with pytest.raises(DamagedCheckpoint, match="in flight"):
         restored.load(tmp_path)
