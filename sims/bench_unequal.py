@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -218,25 +219,40 @@ def rows_of(measured: Sequence[UnequalFigures]) -> list[dict[str, Any]]:
 
 
 def _show(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    table = Table(title="four peers behind links of " + ", ".join(f"{x:.0f}" for x in LINKS_MBIT_S) + " Mbit/s")
-    for name in ("swarm", "speeds", "computing", "rounds", "tokens/s", "missed", "late steps", "loss", "gap"):
-        table.add_column(name)
+    table = Table(
+        title="four peers behind links of " + ", ".join(f"{x:.0f}" for x in LINKS_MBIT_S) + " Mbit/s",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for name in (
+        "swarm",
+        "speeds",
+        "trains %",
+        "rounds",
+        "tokens/s",
+        "missed",
+        "loss",
+        "at tokens",
+        "gap %",
+    ):
+        table.add_column(name, no_wrap=name == "swarm", min_width=max(map(len, name.split())))
     for row in rows:
         tokens, loss = row["curve"][-1]
         table.add_row(
             row["swarm"],
             " ".join(f"{speed:.3g}" for speed in row["speeds"]),
-            " ".join(f"{100 * share:.1f}" for share in row["utilisation"]) + " %",
+            " ".join(f"{100 * share:.1f}" for share in row["utilisation"]),
             str(row["rounds"]),
             f"{row['tokens_per_s']:.0f}",
             " ".join(map(str, row["missed"])),
-            str(row["late_steps"]),
-            f"{loss:.3f} at {tokens}",
-            "" if row["gap_percent"] is None else f"{row['gap_percent']:+.2f} %",
+            f"{loss:.3f}",
+            f"{tokens / 1e3:.0f} k",
+            "" if row["gap_percent"] is None else f"{row['gap_percent']:+.2f}",
         )
     console.print(table)
     console.print(
-        f"computing: of each peer's time, at least {100 * TARGET:.0f} % is wanted of farflung. gap: of losses at equal tokens, to the equal peers.",
+        f"trains: of each peer's time, at least {100 * TARGET:.0f} % is wanted of farflung. gap: of losses at equal tokens, to the equal peers.",
         style="dim",
         highlight=False,
     )

@@ -99,7 +99,11 @@ def test_json_has_a_row_for_each_swarm(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert [row["gap_percent"] for row in rows] == [0.0] * 3
     monkeypatch.setenv("COLUMNS", "200")
     run_unequal()
-    assert "60.0 60.0 60.0 60.0 %" in capsys.readouterr().out
+    assert "60.0 60.0 60.0 60.0" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    run_unequal()
+    shown = capsys.readouterr().out
+    assert all(f" {swarm.name} " in shown for swarm in SWARMS) and "…" not in shown
 
 
 def test_swarms_are_of_the_same_speed_in_sum() -> None:
