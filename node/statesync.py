@@ -11,6 +11,8 @@ uplink is not spent on the same chunk for everybody.
 """
 
 import asyncio
+import contextlib
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
@@ -39,7 +41,13 @@ FIRST_STREAMS = 4
 """Streams until chunks have shown how quick the link is: with more, a slow one is shared by so many that none comes in time."""
 
 QUICK_S = 10.0
-"""A chunk that was here sooner has room for another one beside it."""
+"""A chunk that was here sooner has room for another one beside it; one that was not, before any other has come, is late."""
+
+LATE = 2.0
+"""Times as long as the slowest that has come: then a chunk is late, and is asked for elsewhere as well."""
+
+LATE_S = 0.5
+"""And no sooner: small states come faster than one donor differs from another."""
 
 ATTEMPTS = 3
 """Times in a row that donors are asked in vain by somebody who cannot come back later."""
@@ -135,15 +143,24 @@ class Sources(NamedTuple):
 
 
 class _Work:
-    """Which chunks are still to be asked for, and what is done with them. When none is left, those that are slow to come are asked for again elsewhere."""
+    """Which chunks are still to be asked for, and what is done with them. When none is left, those that are late are asked for again elsewhere: not at once,
+    for whoever is asked in vain spends its uplink all the same."""
 
-    def __init__(self, download: Download, arrived: Arrived, me: PeerId) -> None:
+    def __init__(self, download: Download, arrived: Arrived, me: PeerId, now: Callable[[], float]) -> None:
         self.download = download
         self.arrived = arrived
         self.room = asyncio.Semaphore(FIRST_STREAMS)
         """For streams to donors."""
         self.fellow_room = asyncio.Semaphore(FELLOW_STREAMS)
+        self._now = now
         self._asked = {index: 0 for index in range(download.num_chunks) if index not in download.have}
+        """By chunk that is missing, of how many it is asked for."""
+        self._asked_at = dict[int, float]()
+        """When last."""
+        self._slowest_s = 0.0
+        """That any took to come."""
+        self._changed = asyncio.Event()
+        """Something may be asked for, or nothing is missing."""
         self._order = list(range(download.num_chunks))
         random.Random(me).shuffle(self._order)
         self._held: dict[PeerId, frozenset[int]] = {}
@@ -163,26 +180,48 @@ class _Work:
         self._held[fellow] = held
 
     def take(self) -> int | None:
-        """Of what the fewest were asked for the chunk that the fewest fellows have; None when nothing is missing."""
+        """The chunk that nobody was asked for and the fewest fellows have; where there is none, one that is late. None: not now."""
         return self._take(self._asked)
 
     def take_of(self, held: Collection[int]) -> int | None:
-        """The same of what a fellow has, but nothing that somebody was asked for while there is something else."""
-        late = all(self._asked.values())
-        return self._take(index for index, times in self._asked.items() if index in held and (late or not times))
+        """The same of what a fellow has, but nothing late while there is something else."""
+        if not all(self._asked.values()):
+            return self._take(index for index, times in self._asked.items() if index in held and not times)
+        return self._take(index for index in self._asked if index in held)
+
+    async def wait(self) -> None:
+        """Until something may be asked for again, or nothing is missing."""
+        self._changed.clear()
+        due = min((self._late_at(index) for index in self._asked), default=-math.inf)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, due - self._now())):
+                await self._changed.wait()
+
+    def _late_at(self, index: int) -> float:
+        if not self._asked[index]:
+            return -math.inf
+        return self._asked_at[index] + (max(LATE * self._slowest_s, LATE_S) if self._slowest_s else QUICK_S)
 
     def _take(self, indices: Iterable[int]) -> int | None:
-        best = min(indices, key=lambda i: (self._asked[i], self._spread[i], self._order[i]), default=None)
+        now = self._now()
+        due = (i for i in indices if self._late_at(i) <= now)
+        best = min(due, key=lambda i: (self._asked[i], self._spread[i], self._order[i]), default=None)
         if best is not None:
             self._asked[best] += 1
+            self._asked_at[best] = now
         return best
 
-    def done(self, index: int) -> None:
+    def done(self, index: int, seconds: float) -> None:
+        """It has come, in so many."""
+        self._slowest_s = max(self._slowest_s, seconds)
         self._asked.pop(index, None)
+        self._changed.set()
 
     def give_back(self, index: int) -> None:
+        """Somebody who was asked for it does not give it."""
         if index in self._asked:
             self._asked[index] -= 1
+        self._changed.set()
 
 
 def wrong_digest(index: int, donor: PeerId) -> Refused:
@@ -251,7 +290,7 @@ class StateSync:
 
     async def fetch_from(self, look: Callable[[], Sources], download: Download, arrived: Arrived) -> None:
         """The same from whoever `look` tells of, now and then, as long as some donor gives: those that have failed are asked once more, and fellows for what they have by then."""
-        work = _Work(download, arrived, self._network.peer_id)
+        work = _Work(download, arrived, self._network.peer_id, asyncio.get_running_loop().time)
         streams, passes = dict[PeerId, list[asyncio.Task[None]]](), dict[PeerId, asyncio.Task[None]]()
         running = list[asyncio.Task[None]]()
 
@@ -301,9 +340,10 @@ class StateSync:
             in_vain = in_vain + 1 if len(download.have) == before else 0
 
     async def _drain(self, donor: PeerId, work: _Work) -> None:
-        """One stream to one donor, when there is room for it: take chunks off the common list until none is missing, or the donor fails."""
+        """One stream to one donor at a time, when there is room for it: take chunks off the common list until none is missing, or the donor fails."""
         async with work.room:
-            await self._use_stream(donor, work, work.take, work.room)
+            while await self._use_stream(donor, work, work.take, work.room) and not work.complete:
+                await work.wait()
 
     async def _drain_fellow(self, fellow: PeerId, work: _Work) -> None:
         """The same of what a newcomer has now."""
@@ -333,17 +373,18 @@ class StateSync:
 
     async def _use_stream(
         self, donor: PeerId, work: _Work, take: Callable[[], int | None], room: asyncio.Semaphore
-    ) -> None:
+    ) -> bool:
+        """Take chunks as long as there are any; whether the donor gave them all."""
         loop, download = asyncio.get_running_loop(), work.download
         index = take()
         if index is None:
-            return
+            return True
         try:
             async with asyncio.timeout(DIAL_S):
                 stream = await self._network.open_stream(donor, "chunk")
         except (NetworkError, TimeoutError):
             work.give_back(index)
-            return
+            return False
         try:
             while True:
                 await download.asking.wait()
@@ -358,7 +399,7 @@ class StateSync:
                     raise Refused(f"not a chunk {index}", peer=donor)
                 if loop.time() - asked_at < QUICK_S:
                     room.release()  # for one more
-                if index not in download.have:  # near the end, two donors may be asked for the same chunk
+                if index not in download.have:  # two donors were asked for it where it was late
                     download.have[index], download.source[index] = version, donor  # before any await: ours counts
                     try:
                         await work.arrived(index, version, bytes(data))
@@ -369,9 +410,9 @@ class StateSync:
                         download.drop(index)
                         raise
                     download.received_bytes += len(data)
-                work.done(index)
+                work.done(index, loop.time() - asked_at)
                 if (more := take()) is None:
-                    return
+                    return True
                 index = more
         except (NetworkError, TimeoutError):
             work.give_back(index)  # what this donor did not deliver, others do
@@ -381,6 +422,7 @@ class StateSync:
             self.refused(error)
         finally:
             await stream.close()
+        return False
 
     def _chunk_bytes(self, index: int) -> int:
         start, stop = self._learner.outer.chunk_range(index)

@@ -11,7 +11,7 @@ from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab
 from farflung.compression.digest import digest_of
 from farflung.node import framing, statesync
 from farflung.node.network import Stream
-from farflung.node.statesync import CHUNK_S
+from farflung.node.statesync import CHUNK_S, LATE_S, QUICK_S
 from farflung.protocol.errors import LimitExceeded, Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.headers import ChunkList, ChunkListRequest, ChunkRequest
 from farflung.protocol.messages import encode
@@ -212,16 +212,18 @@ def test_without_a_good_donor_the_download_ends_unfinished() -> None:
     in_lab(3, main)
 
 
+async def stall(stream: Stream) -> None:
+    """What serves chunks, and never does."""
+    await framing.read_header(stream, ChunkRequest)
+    await asyncio.Event().wait()
+
+
 def test_a_stalled_donor_does_not_stall_the_download() -> None:
     """What it was asked for is asked for again elsewhere when nothing else is left."""
 
     async def main(lab: Lab) -> None:
         me, good, slow = lab.nodes
         donor = Serving(good)
-
-        async def stall(stream: Any) -> None:
-            await framing.read_header(stream, ChunkRequest)
-            await asyncio.Event().wait()
 
         slow.network.serve("chunk", stall)
         sync, download, arrived, note = newcomer(me)
@@ -247,6 +249,55 @@ def test_many_donors_do_not_share_a_slow_link_so_that_nothing_comes_in_time() ->
         assert download.complete and me.learner.outer.digest() == others[0].learner.outer.digest()
 
     in_lab(8, main)
+
+
+def test_nobody_is_asked_for_what_is_on_its_way() -> None:
+    """Of the last chunks neither, though there are more donors than chunks: they would send them in vain."""
+
+    async def main(lab: Lab) -> None:
+        me, *others = lab.nodes
+        for n in others:
+            Serving(n)
+        sync, download, _, note = newcomer(me)
+        assert download.num_chunks < len(others)
+        await sync.fetch(download, [n.id for n in others], note)
+        assert download.complete
+        sent = sum(lab.hub.delivered_bytes[n.id] for n in others)
+        assert 8 * NUMEL < sent < 1.2 * 8 * NUMEL
+
+    in_lab(12, main, up_bytes_per_s=5e3)
+
+
+def test_a_chunk_is_late_soon_where_others_come_quickly() -> None:
+    async def main(lab: Lab) -> None:
+        me, good, slow = lab.nodes
+        Serving(good)
+        slow.network.serve("chunk", stall)
+        sync, download, arrived, note = newcomer(me)
+        began = asyncio.get_running_loop().time()
+        await sync.fetch(download, [slow.id, good.id], note)
+        took = asyncio.get_running_loop().time() - began
+        assert download.complete and LATE_S <= took < QUICK_S / 4
+        assert len(arrived) == download.num_chunks
+
+    in_lab(3, main)
+
+
+def test_where_none_has_come_yet_one_is_late_after_a_while() -> None:
+    async def main(lab: Lab) -> None:
+        me, good, slow = lab.nodes
+        Serving(good)
+
+        slow.network.serve("chunk", stall)
+        sync, download, _, note = newcomer(me)
+        missing = [0]
+        download.have = {index: 5 for index in range(download.num_chunks) if index not in missing}
+        began = asyncio.get_running_loop().time()
+        await sync.fetch(download, [slow.id, good.id], note)
+        assert download.complete and download.source == {0: good.id}
+        assert QUICK_S <= asyncio.get_running_loop().time() - began < QUICK_S + 1.0
+
+    in_lab(3, main)
 
 
 def test_a_donor_that_dies_is_replaced() -> None:
