@@ -15,8 +15,9 @@ import contextlib
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -160,7 +161,7 @@ class _Work:
         self._slowest_s = 0.0
         """That any took to come."""
         self._changed = asyncio.Event()
-        """Something may be asked for, or nothing is missing."""
+        """A chunk has come, or does not from whom it was asked."""
         self._order = list(range(download.num_chunks))
         random.Random(me).shuffle(self._order)
         self._held: dict[PeerId, frozenset[int]] = {}
@@ -179,37 +180,31 @@ class _Work:
         self._spread.update(held)
         self._held[fellow] = held
 
-    def take(self) -> int | None:
-        """The chunk that nobody was asked for and the fewest fellows have; where there is none, one that is late. None: not now."""
-        return self._take(self._asked)
-
-    def take_of(self, held: Collection[int]) -> int | None:
-        """The same of what a fellow has, but nothing late while there is something else."""
-        if not all(self._asked.values()):
-            return self._take(index for index, times in self._asked.items() if index in held and not times)
-        return self._take(index for index in self._asked if index in held)
-
-    async def wait(self) -> None:
-        """Until something may be asked for again, or nothing is missing."""
-        self._changed.clear()
-        due = min((self._late_at(index) for index in self._asked), default=-math.inf)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, due - self._now())):
-                await self._changed.wait()
-
-    def _late_at(self, index: int) -> float:
-        if not self._asked[index]:
-            return -math.inf
-        return self._asked_at[index] + (max(LATE * self._slowest_s, LATE_S) if self._slowest_s else QUICK_S)
-
-    def _take(self, indices: Iterable[int]) -> int | None:
+    def take(self, held: Collection[int] | None = None) -> int | None:
+        """Of these chunks, or of all, the one that nobody was asked for and the fewest fellows have; where none is left of all, one that is late. None: not now."""
+        missing = self._asked if held is None else [index for index in self._asked if index in held]
+        choice = [index for index in missing if not self._asked[index]]
         now = self._now()
-        due = (i for i in indices if self._late_at(i) <= now)
-        best = min(due, key=lambda i: (self._asked[i], self._spread[i], self._order[i]), default=None)
+        if not choice and all(self._asked.values()):
+            choice = [index for index in missing if self._late_at(index) <= now]
+        best = min(choice, key=lambda i: (self._asked[i], self._spread[i], self._order[i]), default=None)
         if best is not None:
             self._asked[best] += 1
             self._asked_at[best] = now
         return best
+
+    async def wait(self) -> None:
+        """Until there is one to take, or one has come. Where some are missing."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min(map(self._late_at, self._asked)) - self._now())):
+                await self._changed.wait()
+
+    def _late_at(self, index: int) -> float:
+        if not self._asked[index]:
+            return -math.inf  # it was given back
+        patience_s = max(LATE * self._slowest_s, LATE_S) if self._slowest_s else QUICK_S
+        return self._asked_at[index] + patience_s
 
     def done(self, index: int, seconds: float) -> None:
         """It has come, in so many."""
@@ -357,7 +352,7 @@ class StateSync:
                 self.refused(error)
                 return
             work.heard(fellow, held)
-            await self._use_stream(fellow, work, lambda: work.take_of(held), work.fellow_room)
+            await self._use_stream(fellow, work, partial(work.take, held), work.fellow_room)
 
     async def _pieces(self, fellow: PeerId) -> frozenset[int]:
         """The chunks that a newcomer can give. Raises NetworkError or RemoteError."""

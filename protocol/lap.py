@@ -131,8 +131,7 @@ class Laps:
         fragment_s: float | None = None,  # that the bytes of each fragment add to a round; None: nobody can say
         longest_s: float = math.inf,  # that a round may take
         newcomer: bool = False,  # does anybody download the outer state?
-        taken_s: float
-        | None = 0.0,  # that a round takes from the training of the fastest member, for each fragment that it moves; None: not known
+        taken_s: float | None = 0.0,  # in which the fastest does not train, a fragment that is moved; None: not known
     ) -> tuple[Lap, str]:
         """The next lap and its width, and a sentence that says why. Allowed, whatever was measured."""
         if self.least == self.most:

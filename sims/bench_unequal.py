@@ -225,17 +225,7 @@ def _show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for name in (
-        "swarm",
-        "speeds",
-        "trains %",
-        "rounds",
-        "tokens/s",
-        "missed",
-        "loss",
-        "at tokens",
-        "gap %",
-    ):
+    for name in ("swarm", "speeds", "trains %", "rounds", "tokens/s", "missed", "loss", "at tokens", "gap %"):
         table.add_column(name, no_wrap=name == "swarm", min_width=max(map(len, name.split())))
     for row in rows:
         tokens, loss = row["curve"][-1]

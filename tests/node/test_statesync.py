@@ -11,7 +11,7 @@ from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab
 from farflung.compression.digest import digest_of
 from farflung.node import framing, statesync
 from farflung.node.network import Stream
-from farflung.node.statesync import CHUNK_S, LATE_S, QUICK_S
+from farflung.node.statesync import CHUNK_S, LATE_S, QUICK_S, Download
 from farflung.protocol.errors import LimitExceeded, Malformed, NetworkError, Refused, RemoteError
 from farflung.protocol.headers import ChunkList, ChunkListRequest, ChunkRequest
 from farflung.protocol.messages import encode
@@ -281,6 +281,19 @@ def test_a_chunk_is_late_soon_where_others_come_quickly() -> None:
         assert len(arrived) == download.num_chunks
 
     in_lab(3, main)
+
+
+def test_what_was_given_back_while_nobody_waited_is_taken_at_once() -> None:
+    async def main(lab: Lab) -> None:
+        now = asyncio.get_running_loop().time
+        work = statesync._Work(Download(1), newcomer(lab.nodes[0])[3], lab.nodes[0].id, now)
+        assert work.take() == 0 and work.take() is None
+        work.give_back(0)  # while the stream that has found nothing is being closed
+        began = now()
+        await work.wait()
+        assert now() - began < LATE_S and work.take() == 0
+
+    in_lab(1, main)
 
 
 def test_where_none_has_come_yet_one_is_late_after_a_while() -> None:
