@@ -196,7 +196,7 @@ class Applier:
 
     async def _apply(self, certified: Certified, on_disk: asyncio.Event | None) -> None:
         commit = certified.commit
-        before = self.version
+        before, delay_steps = self.version, None
         prepared = await self._prepare(commit)
         downloaded = prepared is None and commit.version > self.version
         if downloaded:
@@ -211,7 +211,8 @@ class Applier:
                 self.steady.clear()
                 began = asyncio.get_running_loop().time()
                 with self._log.span("apply", commit.height):
-                    await self._take_round(commit, prepared)
+                    contributed = await self._take_round(commit, prepared)
+                delay_steps = self._trainer.steps_since_offer if contributed else None
                 tempo, seconds = self._member.tempo, asyncio.get_running_loop().time() - began
                 tempo.taken_s = self._trainer.taken(seconds, tempo.moved(prepared.result))
                 self.version = commit.version
@@ -236,7 +237,7 @@ class Applier:
             self._means_kept.decide(commit.round.plan)
             traffic = self._exchange.forget(commit.round.plan)
             if prepared is not None:
-                self._report_round(commit, commit.round, prepared.means, traffic)
+                self._report_round(commit, commit.round, prepared.means, traffic, delay_steps)
             await self._exchange.decided(commit.height, commit.round.plan)
         await self._evaluate(commit)
         if self._keeps_later and commit.round is None and not self._finished():
@@ -266,8 +267,8 @@ class Applier:
         finally:
             self.preparing = -1
 
-    async def _take_round(self, commit: Commit, prepared: _Prepared) -> None:
-        """The outer step, and what it does to our progress."""
+    async def _take_round(self, commit: Commit, prepared: _Prepared) -> bool:
+        """The outer step, and what it does to our progress; whether it counts what we have offered."""
         self._learner.outer.rule = self._terms.rule(commit)
         contributed = prepared.contributed and self._exchange.in_flight == prepared.result.plan  # not given up since
         await self._learn(self._learner.apply, prepared.updates, contributed=contributed, told=prepared.told)
@@ -275,6 +276,7 @@ class Applier:
         if self._counted(prepared.result) and not contributed:
             self.give_up("a round counted it before this node was restarted, or began again")
             await self._learn(self._learner.discard_progress)
+        return contributed
 
     async def _settle(self, commit: Commit, result: RoundResult | None) -> None:
         """What follows from a commit for our data."""
@@ -311,7 +313,14 @@ class Applier:
         if steps:
             self._log.emit("progress.dropped", steps=steps, reason=reason)
 
-    def _report_round(self, commit: Commit, result: RoundResult, means: dict[int, Payload], traffic: Traffic) -> None:
+    def _report_round(
+        self,
+        commit: Commit,
+        result: RoundResult,
+        means: dict[int, Payload],
+        traffic: Traffic,
+        delay_steps: int | None,
+    ) -> None:
         down_numel = sum(result.parts[k].stop - result.parts[k].start for k in means)
         parent = self._member.history.parent_of(commit.height)
         samples = {
@@ -326,6 +335,7 @@ class Applier:
             view=[p.hex() for p in commit.view],
             parts_left_out=sum(not part.digest for part in result.parts),
             seconds=result.seconds_ms / 1000.0,
+            delay_steps=delay_steps,
             sent_bytes=traffic.sent_bytes,
             received_bytes=traffic.received_bytes,
             up_bits=traffic.up_bits,

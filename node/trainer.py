@@ -218,8 +218,13 @@ class Trainer(ABC):
         """A step could not be made, or not all of it."""
         self.hindrance.met(f"{error.what}: {error}", self._now())
 
+    @property
+    def steps_since_offer(self) -> int:
+        """Steps that the parameters hold beyond what was last offered."""
+        return self.progress.steps - self._offered_steps
+
     def _stands(self) -> bool:
-        return self._offering and self.progress.steps >= self._offered_steps + self.pace.laps.delay_of(self.lap)
+        return self._offering and self.steps_since_offer >= self.pace.laps.delay_of(self.lap)
 
     def _note(self, report: StepReport, began: float, tokens: int, numbers: Sequence[int]) -> None:
         """A step that began then has ended.

@@ -213,9 +213,10 @@ def _tiles(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         cells.append((bits, f"bits per parameter sent, {ways}; fp32 has 32{kept}", ""))
     cells += pipeline_tiles(figures)
     if figures["median_round_s"] is not None:
-        cells.append(
-            (f"{figures['median_round_s']:.1f} s", "median round, from the plan until all members held all means", "")
-        )
+        delay = figures["delay_steps"]
+        meanwhile = f"; {delay:g} steps were trained from an offer until its mean was in" if delay is not None else ""
+        told = f"median round, from the plan until all members held all means{meanwhile}"
+        cells.append((f"{figures['median_round_s']:.1f} s", told, ""))
     equal, twice, lost = figures["digests_equal"], figures["samples_trained_twice"], figures["samples_lost"]
     cells += [
         (BITS[equal][0], "bits of the model on all peers, at each version", BITS[equal][1]),

@@ -33,7 +33,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     invariants of the design for which logs had something to compare, and `invariants_broken`: [{which, detail}],
     what the comparison found (`audit`) and what nodes said themselves; `refused`: see `audit.refusals`. *
     `tokens_committed`, and `tokens_per_s` of the whole run. * `median_round_s`, from the plan
-    until all members held all means, as the proposer saw it: the vote comes after that. * `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of
+    until all members held all means, as the proposer saw it: the vote comes after that; `delay_steps`, the median of those that a contributor trained from its offer until the means
+    were in, None without contributions. * `peers`: how many there were. * `utilisation`: {group: {peers, hours, and the share of
     their presence that went into each of `spans.USES`}}. * `pipeline`: see `pipeline_log.pipeline_figures`;
     rounds, tokens and samples are those of stage 0, for those of the others count the same again. * `recoveries`: of stages that were
     begun anew, see `pipeline_recoveries.told`. * `shadows`: see `shadow_figures`. * `judged`:
@@ -65,6 +66,9 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         },
         "left_out": round(statistics.median(owed), 3)
         if (owed := [e["owed"] for e in logs.all("round.commit") if e["owed"] is not None])
+        else None,
+        "delay_steps": statistics.median(delays)
+        if (delays := [e["delay_steps"] for e in logs.all("round.commit") if e["delay_steps"] is not None])
         else None,
         "ddp_bytes_per_peer": run.ddp_bytes_per_peer,
         "rounds_committed": len(by_round),

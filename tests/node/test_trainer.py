@@ -187,6 +187,7 @@ def test_while_a_round_is_under_way_some_steps_more_are_trained() -> None:
     async def main(lab: Lab) -> None:
         await asyncio.sleep(20.0)
         assert lab.learner.trained == list(range(10)) and [r.samples for r in lab.ready] == [6]
+        assert lab.trainer.steps_since_offer == 2
         assert settle(lab, holding((6, 24)), 1, 6)
         assert lab.trainer.progress.trained == ((6, 10),) and lab.trainer.global_step == 5
         lab.trainer.over()

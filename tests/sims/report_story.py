@@ -117,6 +117,7 @@ def write_run(folder: Path) -> RunFacts:
                 up_bits=8.125 if n in contributors else 0.0,
                 down_bits=8.125,
                 owed=0.61 if n in contributors else None,
+                delay_steps=4 if n in contributors else None,
                 contributed=n in contributors,
                 samples=samples,
                 digest=f"{height:064x}",

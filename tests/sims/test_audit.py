@@ -50,6 +50,7 @@ def commit(number: int, samples: dict[str, list[list[int]]], peer: str) -> dict[
         "up_bits": 8.0,
         "down_bits": 8.0,
         "owed": None,
+        "delay_steps": 2 if peer in samples else None,
         "contributed": peer in samples,
         "samples": samples,
         "digest": f"{number:064x}",

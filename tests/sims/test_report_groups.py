@@ -57,7 +57,7 @@ def test_tokens_of_one_group_are_those_that_rounds_have_counted() -> None:
 
 
 def committed(at: float, number: int, group: str = "") -> Event:
-    return says(A, at, "round.commit", group, height=number, version=number, round=number, contributors={A: 4}, samples={}, parts_left_out=0, view=[A], digest="d" * 64, lap=1, seconds=2.0, contributed=True, up_bits=8.0, down_bits=8.0, owed=None)  # fmt: skip
+    return says(A, at, "round.commit", group, height=number, version=number, round=number, contributors={A: 4}, samples={}, parts_left_out=0, view=[A], digest="d" * 64, lap=1, seconds=2.0, contributed=True, up_bits=8.0, down_bits=8.0, owed=None, delay_steps=1)  # fmt: skip
 
 
 def missed(at: float, number: int, reason: str, group: str = "") -> Event:

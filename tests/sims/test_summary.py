@@ -44,6 +44,7 @@ def commit(peer: str, number: int, samples: dict[str, list[Interval]], digest: s
         peer, at, "round.commit", round=number, version=number, digest=digest, samples=samples, seconds=1.0,
         contributors=contributors, view=[A, B], parts_left_out=0, lap=4, contributed=peer in samples, up_bits=8.5 if peer in samples else 0.0, down_bits=8.25,
         owed=0.6 if peer in samples else None,
+        delay_steps=3 if peer in samples else None,
     )  # fmt: skip
 
 
@@ -86,6 +87,7 @@ def test_a_commit_seen_by_two_peers_is_one_round() -> None:
     assert result["samples_trained_twice"] == 0
     assert result["bits_per_parameter"] == {"up": 8.5, "down": 8.25}
     assert result["left_out"] == 0.6
+    assert result["delay_steps"] == 3
 
 
 def test_of_a_round_counts_who_applied_it_first() -> None:
