@@ -39,9 +39,11 @@ def reduce_part(
     return encode(accumulate(numel, contributions, uplink))
 
 
-def accumulate(numel: int, contributions: Iterable[Contribution], uplink: VectorCodec) -> Tensor:
-    """The weighted sum, fp32 [numel] on the CPU. Raises CodecError, and ValueError for a weight that is none."""
-    total = torch.zeros(numel, dtype=torch.float32)
+def accumulate(
+    numel: int, contributions: Iterable[Contribution], uplink: VectorCodec, *, out: Tensor | None = None
+) -> Tensor:
+    """The weighted sum, fp32 [numel] on the CPU, in `out` when given. Raises CodecError, and ValueError for a weight that is none."""
+    total = torch.zeros(numel, dtype=torch.float32) if out is None else out.zero_()
     for payload, weight in contributions:
         if not (math.isfinite(weight) and weight >= 0.0):
             raise ValueError(f"a contribution cannot weigh {weight}")

@@ -69,6 +69,12 @@ class VectorCodec(Protocol):
     def max_nbytes(self, numel: int) -> int:
         """Largest payload in bytes, header included, of `numel` elements. Raises ValueError if negative."""
 
+    def expected_nbytes(self, numel: int) -> int:
+        """Bytes in which `numel` Gaussian elements are expected to be sent, for planning; at most `max_nbytes`, which is the limit.
+
+        Raises ValueError if `numel` is negative.
+        """
+
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """Encode `x` [n], fp32, contiguous, on the CPU or a GPU; `x` is never changed.
 
@@ -97,12 +103,6 @@ class Codec(Format, VectorCodec, Protocol):
     @property
     def block(self) -> int:
         """Elements that share side information; parts of a vector had better start at multiples of it."""
-
-    def expected_nbytes(self, numel: int) -> int:
-        """Bytes in which `numel` Gaussian elements are expected to be sent, for planning; at most `max_nbytes`, which is the limit.
-
-        Raises ValueError if `numel` is negative.
-        """
 
 
 def spec_of(codec: Format) -> str:

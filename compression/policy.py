@@ -169,6 +169,11 @@ class SliceCodec:
         self._check_numel(numel)
         return sum(piece.codec.max_nbytes(piece.stop - piece.start) for piece in self._pieces)
 
+    def expected_nbytes(self, numel: int) -> int:
+        """See `Codec.expected_nbytes`. Raises ValueError for another length than the slice's."""
+        self._check_numel(numel)
+        return sum(piece.codec.expected_nbytes(piece.stop - piece.start) for piece in self._pieces)
+
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
         """See `Codec.encode`."""
         codecs.check_vector(x, "x")

@@ -67,6 +67,11 @@ class Header:
             body_nbytes=body_nbytes,
         )
 
+    def write(self) -> bytes:
+        """The 32 bytes."""
+        fields = (self.codec_id, self.codec_version, self.numel, self.param, self.body_nbytes)
+        return _HEADER.pack(MAGIC, HEADER_VERSION, *fields)
+
 
 def as_bytes(payload: Payload) -> memoryview:
     """A flat byte view. Raises CodecError when the buffer is not contiguous."""
@@ -94,17 +99,14 @@ def allocate(nbytes: int, *, out: bytearray | memoryview | None, pinned: bool) -
 
 def seal(view: memoryview, codec: Format, numel: int) -> None:
     """Write the header over the first 32 bytes of a payload whose body is complete."""
-    _HEADER.pack_into(
-        view,
-        0,
-        MAGIC,
-        HEADER_VERSION,
-        codec.codec_id,
-        codec.version,
-        numel,
-        codec.param,
-        len(view) - HEADER_NBYTES,
+    header = Header(
+        codec_id=codec.codec_id,
+        codec_version=codec.version,
+        numel=numel,
+        param=codec.param,
+        body_nbytes=len(view) - HEADER_NBYTES,
     )
+    view[:HEADER_NBYTES] = header.write()
 
 
 def fill(view: memoryview, codec: Format, numel: int, body: bytes) -> memoryview:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from farflung.compression.codec import Payload
 from farflung.compression.digest import digest_of
+from farflung.compression.unreduced import heard_nbytes
 from farflung.node.catchup import Catchup
 from farflung.node.disk_room import RETRY_S, Room
 from farflung.node.donor import Donor
@@ -322,6 +323,7 @@ class Applier:
         delay_steps: int | None,
     ) -> None:
         down_numel = sum(result.parts[k].stop - result.parts[k].start for k in means)
+        ours = next((i for i, c in enumerate(result.contributors) if c.peer == self._member.me), None)
         parent = self._member.history.parent_of(commit.height)
         samples = {
             c.peer.hex(): [list(i) for i in split(parent.ledger.window(c.peer), c.samples)[0]]
@@ -339,7 +341,7 @@ class Applier:
             sent_bytes=traffic.sent_bytes,
             received_bytes=traffic.received_bytes,
             up_bits=traffic.up_bits,
-            down_bits=8 * sum(map(len, means.values())) / down_numel,
+            down_bits=8 * sum(heard_nbytes(mean, ours) for mean in means.values()) / down_numel,
             owed=traffic.owed,
             contributed=self._counted(result) > 0,
             samples=samples,

@@ -1,7 +1,7 @@
 """The butterfly all-reduce over the engine's streams: contributions to owners, means to everybody, and who has what.
 
 Encode once, scatter parts, the owner reduces in the order of keys (`compression.aggregate`), and everybody, the owner included, later
-decodes the same bytes. Which transfers are due is decided by `protocol/`; this module moves the bytes and tells what has arrived.
+decodes the same bytes. A mean of two is not reduced (`compression.unreduced`): each of the two hears what the other has sent. Which transfers are due is decided by `protocol/`; this module moves the bytes and tells what has arrived.
 Everything that a stream may bring is checked against the accepted plan before memory is taken for it.
 """
 
@@ -13,14 +13,16 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from farflung.compression import unreduced
 from farflung.compression.aggregate import reduce_part
 from farflung.compression.codec import CodecError, Payload, VectorCodec
 from farflung.compression.policy import FlatCodec
+from farflung.compression.unreduced import MeanPolicy
 from farflung.node import framing
 from farflung.node.delivery import ACK, KIND, Delivery
 from farflung.node.door import Doors
 from farflung.node.downlink import Downlink
-from farflung.node.fetching import TRANSFER_S, Fetcher, FetchNews, check_payload, part_codec, rotated
+from farflung.node.fetching import TRANSFER_S, Fetcher, FetchNews, check_payload, mean_codec, part_codec, rotated
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.meetings import Meetings
@@ -117,7 +119,7 @@ class Exchange:
     def expect(self, plan_id: bytes, plan: Plan) -> None:
         """A plan was accepted: transfers that name it are welcome."""
         self._rounds.begin(plan_id, plan)
-        self._residuals.expect(plan_id, self.uplink_of(plan), self._down(plan))
+        self._residuals.expect(plan_id, self.uplink_of(plan), self._means_of(plan).down)
         self._heights[plan_id] = plan.height
 
     def start(self, plan_id: bytes, work: Coroutine[None, None, None], group: asyncio.TaskGroup) -> None:
@@ -204,6 +206,7 @@ class Exchange:
                 if part.owner == self._network.peer_id:
                     self._store_contribution(plan_id, round_, k, part.owner, payload)
                 else:
+                    round_.own[k] = payload
                     header = ContributionHeader(plan_id, k, len(payload))
                     sending.append(self._spawn(round_, self._send(round_, part.owner, header, payload)))
         round_.owed = self._residuals.owed
@@ -215,7 +218,7 @@ class Exchange:
     async def reduce(
         self, plan_id: bytes, part: int, weights: Sequence[tuple[PeerId, float]], *, early: bool = False
     ) -> None:
-        """Accumulate one of our parts in the order given, encode the mean, keep it, and send it to every other member.
+        """Make the mean of one of our parts of contributions in the order given, keep it, and send it to every other member.
 
         After an `early` mean there may be another one, of fewer contributions.
         """
@@ -226,28 +229,42 @@ class Exchange:
         if any(peer not in payloads for peer, _ in weights):
             return  # the plan was dropped and taken up again: they are not here any more
         bounds = round_.plan.parts[part]
+        numel = bounds.stop - bounds.start
         met = None if part not in round_.meetings else await asyncio.shield(round_.meetings[part])
+        contributions = [(payloads[peer], weight) for peer, weight in weights]
+        whole = (
+            met is None
+            and not self._residuals.keeps_means
+            and mean_codec(self._means_of(round_.plan), bounds).leaves(len(contributions), numel)
+        )
         try:
             with self._news.span("reduce", round_.plan.height):
-                payload = await self._doors.side.run(
-                    reduce_part,
-                    bounds.stop - bounds.start,
-                    [(payloads[peer], weight) for peer, weight in weights],
-                    part_codec(self.uplink_of(round_.plan), bounds),
-                    lambda mean: self._residuals.encode_mean(
-                        plan_id, mean if met is None else mean.add_(met), bounds.start
-                    ),
-                )
+                if whole:
+                    payload = await self._doors.side.run(unreduced.pack, numel, contributions)
+                else:
+                    payload = await self._doors.side.run(
+                        reduce_part,
+                        numel,
+                        contributions,
+                        part_codec(self.uplink_of(round_.plan), bounds),
+                        lambda mean: self._residuals.encode_mean(
+                            plan_id, mean if met is None else mean.add_(met), bounds.start
+                        ),
+                    )
         except CodecError as error:
             await self._name_unfit(part, round_.plan, [(peer, payloads[peer]) for peer, _ in weights], error)
             return
         if not early:
             round_.contributions.pop(part, None)
-        del payloads  # their memory is not needed while the mean is sent
-        header = MeanHeader(plan_id, part, len(payload), early)
+        del payloads, contributions  # their memory is not needed while the mean is sent
+        places = {peer: index for index, (peer, _) in enumerate(weights)} if whole else {}
         with self._news.span("spread", round_.plan.height):
-            others = rotated(round_.plan.members, self._network.peer_id)
-            sending = [self._spawn(round_, self._send(round_, peer, header, payload)) for peer in others]
+            sending = []
+            for peer in rotated(round_.plan.members, self._network.peer_id):
+                lacks = places.get(peer)
+                sent = payload if lacks is None else unreduced.without(payload, lacks)
+                header = MeanHeader(plan_id, part, len(sent), early, lacks)
+                sending.append(self._spawn(round_, self._send(round_, peer, header, sent)))
             digest = await self._means.put(plan_id, part, payload, early=early)  # while it is sent
             self._news.mean_held(plan_id, part, digest, early=early)
             await asyncio.gather(*sending)
@@ -259,7 +276,7 @@ class Exchange:
         all parts, and no owner decides it.
         """
         bounds = plan.parts[part]
-        uplink, downlink = part_codec(self.uplink_of(plan), bounds), part_codec(self._down(plan), bounds)
+        uplink, downlink = part_codec(self.uplink_of(plan), bounds), mean_codec(self._means_of(plan), bounds)
         named = False
         for peer, payload in contributions:
             reason = await self._doors.side.run(_unfit, payload, bounds.stop - bounds.start, uplink, downlink)
@@ -281,7 +298,7 @@ class Exchange:
         if round_ is not None:
             with self._news.span("fetch", round_.plan.height):
                 await self.fetcher.fetch(
-                    plan_id, part, digest, holders, round_.plan.parts[part], self._down(round_.plan)
+                    plan_id, part, digest, holders, round_.plan.parts[part], self._means_of(round_.plan)
                 )
 
     async def collect(
@@ -303,7 +320,7 @@ class Exchange:
         at = 0
         for k, part in kept:
             mean = self._decoded[at : at + part.stop - part.start]
-            part_codec(codec, part).decode(means[k], len(mean), out=mean)
+            mean_codec(codec, part).decode(means[k], len(mean), out=mean)
             updates.append((part.start, part.stop, mean))
             at += len(mean)
         return updates
@@ -372,13 +389,22 @@ class Exchange:
     async def _take_mean(self, stream: Stream, header: MeanHeader, round_: Round, part: Part) -> None:
         if part.owner != stream.peer:
             raise Refused("a mean from somebody who does not own the part", peer=stream.peer)
-        codec, numel = part_codec(self._down(round_.plan), part), part.stop - part.start
+        codec, numel = mean_codec(self._means_of(round_.plan), part), part.stop - part.start
         if header.nbytes > codec.max_nbytes(numel):
             raise Refused(f"a mean of {header.nbytes} bytes for part {header.part}", peer=stream.peer)
         with self.receiving.transfer(header.nbytes):
             payload = await framing.read_payload(stream, header.nbytes)
         if header.plan not in self._rounds:
             raise Refused("a mean for a plan that is over", peer=stream.peer)
+        round_.received_bytes += header.nbytes
+        if header.lacks is not None:
+            if header.part not in round_.own:  # since we were started again: it is fetched, when it is missed
+                await stream.write(ACK, overhead=len(ACK))
+                return
+            try:
+                payload = unreduced.put_back(payload, header.lacks, round_.own[header.part])
+            except CodecError as error:
+                raise Malformed(f"a mean of part {header.part}: {error}", peer=stream.peer) from error
         try:
             digest = await self._means.put(
                 header.plan,
@@ -389,7 +415,6 @@ class Exchange:
             )
         except CodecError as error:
             raise Malformed(f"a mean of part {header.part}: {error}", peer=stream.peer) from error
-        round_.received_bytes += header.nbytes
         self._news.mean_held(header.plan, header.part, digest, early=header.early)
         await stream.write(ACK, overhead=len(ACK))
 
@@ -406,13 +431,15 @@ class Exchange:
         """Of contributions. A plan that was accepted names the codecs that its round must have."""
         return self._last if self._last is not None and plan.uplink == self._last.spec else self._uplink
 
-    def _down(self, plan: Plan) -> FlatCodec:
+    def _means_of(self, plan: Plan) -> MeanPolicy:
         """Of means."""
-        return self._last if self._last is not None and plan.downlink == self._last.spec else self._downlink
+        return self._means_codec(last=self._last is not None and plan.downlink == self._last.spec)
 
-    def _means_codec(self, *, last: bool) -> FlatCodec:
+    def _means_codec(self, *, last: bool) -> MeanPolicy:
         """Of means that were committed."""
-        return self._last if last and self._last is not None else self._downlink
+        if last and self._last is not None:
+            return MeanPolicy(self._last, self._last)
+        return MeanPolicy(self._uplink, self._downlink)
 
     # ---- small things ------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from farflung.compression.codec import CodecError, Payload, VectorCodec
 from farflung.compression.digest import digest_of
 from farflung.compression.policy import FlatCodec
+from farflung.compression.unreduced import MeanCodec, MeanPolicy
 from farflung.node import framing
 from farflung.node.door import Door
 from farflung.node.means import MeanStore
@@ -87,14 +88,14 @@ class Fetcher:
         self._network.serve("fetch", framing.guarded(self._serve_fetch, self._news.refused, within_s=TRANSFER_S))
 
     async def fetch(
-        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds, codec: FlatCodec
+        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds, codec: MeanPolicy
     ) -> Payload | None:
         """Get the encoded mean of a part from whoever of `holders` has it; None when nobody can give it."""
         payload, _ = await self._search(plan_id, part, digest, holders, bounds, codec)
         return payload
 
     async def _search(
-        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds, codec: FlatCodec
+        self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds, codec: MeanPolicy
     ) -> tuple[Payload | None, bool]:
         """What `fetch` says, and whether a None is final: all `holders` have been heard and have no such mean."""
         here = await self._means.get(plan_id, part, digest)
@@ -107,7 +108,7 @@ class Fetcher:
         for peer in sorted(turns, key=self._news.hears, reverse=True):  # whom we do not hear takes us many seconds
             try:
                 payload = await self._fetch_from(
-                    peer, MeanRequest(plan_id, part, digest), bounds, part_codec(codec, bounds)
+                    peer, MeanRequest(plan_id, part, digest), bounds, mean_codec(codec, bounds)
                 )
             except NetworkError as error:
                 self._news.unreachable(peer, str(error))
@@ -125,7 +126,7 @@ class Fetcher:
         return None, final
 
     async def collect(
-        self, result: RoundResult, holders: Sequence[PeerId], codec: FlatCodec, *, attempts: int = 1
+        self, result: RoundResult, holders: Sequence[PeerId], codec: MeanPolicy, *, attempts: int = 1
     ) -> dict[int, Payload] | None:
         """Encoded means of all parts that a committed round kept; None when nobody has them any more.
 
@@ -187,7 +188,12 @@ class Fetcher:
 
 
 def part_codec(codec: FlatCodec, bounds: Bounds) -> VectorCodec:
-    """What encodes a part."""
+    """What encodes contributions to a part."""
+    return codec.part(bounds.start, bounds.stop)
+
+
+def mean_codec(codec: MeanPolicy, bounds: Bounds) -> MeanCodec:
+    """What encodes its mean."""
     return codec.part(bounds.start, bounds.stop)
 
 

@@ -75,6 +75,11 @@ class Residuals:
         """Whether there is feedback for contributions."""
         return "up" in self._feedbacks
 
+    @property
+    def keeps_means(self) -> bool:
+        """Whether there is feedback for means."""
+        return "down" in self._feedbacks
+
     def expect(self, plan_id: bytes, uplink: FlatCodec, downlink: FlatCodec) -> None:
         """What is encoded for a plan has these codecs, until `forget`: the last round of a run may have its own. Others have the usual ones. This and `forget`
         may be called from anywhere."""

@@ -44,6 +44,8 @@ class Round:
     contributions: dict[int, dict[PeerId, Payload]] = field(default_factory=dict)
     """Part (of ours) → contributor → payload."""
     deliveries: dict[PeerId, Delivery] = field(default_factory=dict)
+    own: dict[int, Payload] = field(default_factory=dict)
+    """Part (of others) → our contribution, which an unreduced mean comes without."""
     unsent: set[tuple[PeerId, int]] = field(default_factory=set)
     """(owner, part) of our contribution that is on its way."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)

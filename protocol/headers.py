@@ -39,6 +39,8 @@ class MeanHeader(Struct, frozen=True, array_like=True, tag=65):
     nbytes: Count
     early: bool = False
     """Made of all planned contributions, before the cut: it holds if the cut leaves nobody out."""
+    lacks: Count | None = None
+    """Of an unreduced mean, which of its contributions is not in these bytes: the receiver's own."""
 
 
 class MeanRequest(Struct, frozen=True, array_like=True, tag=66):

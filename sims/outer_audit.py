@@ -13,6 +13,7 @@ from torch import Tensor
 
 from farflung.compression.codec import VectorCodec
 from farflung.compression.policy import FlatCodec
+from farflung.compression.unreduced import MeanPolicy
 from farflung.node.terms import Terms
 from farflung.protocol.chain import Commit
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
@@ -47,17 +48,20 @@ def known_means(terms: Terms) -> bool:
 
 
 def wanted_mean(
-    terms: Terms, commit: Commit, start: int, shares: Sequence[tuple[Tensor, float]], met: Tensor
+    terms: Terms, commit: Commit, start: int, shares: Sequence[tuple[Tensor, float]], met: Tensor | None
 ) -> tuple[Tensor, list[Tensor]]:
     """What everybody must have decoded of the part that begins with `start`, and what was added up for it before that was coded: from the pseudo-gradients and weights of
     its contributors, fp32 [n] each, and what a meeting has added."""
     last = terms.last if terms.settings.rules.ended_by(commit) else None
-    up, down = (
-        (last or codec).part(start, start + len(met)) if _is_coarse(last or codec) else None
-        for codec in (terms.uplink, terms.downlink)
-    )
-    added = [weight * _coded(up, gradient) for gradient, weight in shares] + [met]
-    return _coded(down, torch.stack(added).sum(dim=0)), added
+    codecs = MeanPolicy(last or terms.uplink, last or terms.downlink)
+    numel = len(shares[0][0])
+    codec = codecs.part(start, start + numel)
+    added = [weight * _coded(codec.up if _is_coarse(codecs.up) else None, gradient) for gradient, weight in shares]
+    if met is None and codec.leaves(len(shares), numel):
+        return torch.stack(added).sum(dim=0), added
+    if met is not None:
+        added.append(met)
+    return _coded(codec.down if _is_coarse(codecs.down) else None, torch.stack(added).sum(dim=0)), added
 
 
 def _is_coarse(codec: FlatCodec) -> bool:

@@ -20,9 +20,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from farflung.compression import unreduced
 from farflung.compression.aggregate import accumulate, reduce_part
 from farflung.compression.feedback import ErrorFeedback
 from farflung.compression.policy import FlatCodec, parse_policy
+from farflung.compression.unreduced import MeanCodec
 from farflung.sims.quality_methods import Wire
 from farflung.sims.quality_resume import State
 from farflung.training.errors import NonFinite
@@ -136,18 +138,25 @@ class Averager:
         for owner, (start, stop) in enumerate(parts):
             up, down = self._up.part(start, stop), self._down.part(start, stop)
             payloads = [self._encode(peer, delta, start, stop) for peer, delta in enumerate(deltas)]
-            for own, payload in zip(counted, payloads, strict=True):
-                up.decode(payload, stop - start, out=own[start:stop])
+            for own, coded in zip(counted, payloads, strict=True):
+                up.decode(coded, stop - start, out=own[start:stop])
             encode: Callable[[Tensor], memoryview] = down.encode
             if self._owners:
                 self._owners[owner].begin(_ROUND)
                 encode = partial(self._owners[owner].encode_, start=start)
-            reduced = reduce_part(stop - start, [(payload, 1 / self._peers) for payload in payloads], up, encode)
+            contributions = [(payload, 1 / self._peers) for payload in payloads]
+            of_means = MeanCodec(up, down)
+            others = [peer for peer in range(self._peers) if peer != owner]
+            if not self._owners and of_means.leaves(self._peers, stop - start):
+                payload = unreduced.pack(stop - start, contributions)
+                sent += sum(len(unreduced.without(payload, peer)) for peer in others)
+            else:
+                payload = reduce_part(stop - start, contributions, up, encode)
+                sent += len(payload) * len(others)
             if self._owners:
                 self._owners[owner].commit(_ROUND, [(start, stop)])
-            down.decode(reduced, stop - start, out=mean[start:stop])
-            sent += sum(len(payload) for peer, payload in enumerate(payloads) if peer != owner)
-            sent += len(reduced) * (self._peers - 1)
+            of_means.decode(payload, stop - start, out=mean[start:stop])
+            sent += sum(len(payloads[peer]) for peer in others)
         self._commit(parts)
         return Averaged(mean, self._residuals(deltas, counted), 2 * sent / self._peers)
 

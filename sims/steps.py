@@ -151,10 +151,9 @@ class Steps:
         if error > MEAN_ERROR:
             self._violate(4, f"the mean of round {height} is {error:.1%} off that of its contributors")
 
-    def _met_in(self, round_: RoundResult, part: PartResult) -> Tensor:
-        """What a meeting has added to the mean of a part."""
-        term = self._met.get((round_.plan, part.start))
-        return torch.zeros(part.stop - part.start) if term is None else term
+    def _met_in(self, round_: RoundResult, part: PartResult) -> Tensor | None:
+        """What a meeting has added to the mean of a part; None without one."""
+        return self._met.get((round_.plan, part.start))
 
     def _shares(self, swarm: Swarm, commit: Commit, parent: Commit) -> list[tuple[Tensor, float]] | None:
         """What the contributors sent, and its share of all tokens. None where that is not known, and when the samples they sent are not those
