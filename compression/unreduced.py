@@ -122,11 +122,10 @@ def without(payload: Payload, index: int) -> memoryview:
 
 
 def heard_nbytes(payload: Payload, index: int | None) -> int:
-    """Bytes of a mean, reduced or not, that somebody had to be sent whose contribution is number `index` of it; None: who has none in it."""
+    """Bytes of a mean, reduced or not, that somebody had to be sent whose contribution is number `index` of it; None: who has none in it. Raises CodecError."""
     if index is None or not is_unreduced(payload):
         return len(payload)
-    start, stop = _bounds(payload)[index]
-    return len(payload) - (stop - start)
+    return len(payload) - sum(stop - start for start, stop in _bounds(payload)[index : index + 1])
 
 
 def put_back(rest: Payload, index: int, contribution: Payload) -> memoryview:

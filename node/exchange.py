@@ -432,8 +432,9 @@ class Exchange:
         return self._last if self._last is not None and plan.uplink == self._last.spec else self._uplink
 
     def _means_of(self, plan: Plan) -> MeanPolicy:
-        """Of means."""
-        return self._means_codec(last=self._last is not None and plan.downlink == self._last.spec)
+        """Of means, as `uplink_of`."""
+        last = self._last is not None and plan.downlink == self._last.spec
+        return MeanPolicy(self.uplink_of(plan), self._means_codec(last=last).down)
 
     def _means_codec(self, *, last: bool) -> MeanPolicy:
         """Of means that were committed."""

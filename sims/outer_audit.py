@@ -56,12 +56,12 @@ def wanted_mean(
     codecs = MeanPolicy(last or terms.uplink, last or terms.downlink)
     numel = len(shares[0][0])
     codec = codecs.part(start, start + numel)
-    added = [weight * _coded(codec.up if _is_coarse(codecs.up) else None, gradient) for gradient, weight in shares]
+    up, down = (codec.up if _is_coarse(codecs.up) else None, codec.down if _is_coarse(codecs.down) else None)
     if met is None and codec.leaves(len(shares), numel):
-        return torch.stack(added).sum(dim=0), added
-    if met is not None:
-        added.append(met)
-    return _coded(codec.down if _is_coarse(codecs.down) else None, torch.stack(added).sum(dim=0)), added
+        down = None
+    added = [weight * _coded(up, gradient) for gradient, weight in shares]
+    added.append(torch.zeros(numel) if met is None else met)
+    return _coded(down, torch.stack(added).sum(dim=0)), added
 
 
 def _is_coarse(codec: FlatCodec) -> bool:

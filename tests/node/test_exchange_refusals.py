@@ -90,15 +90,15 @@ def beyond(codec: Codec, numel: int) -> bytes:
 @pytest.mark.parametrize("spec", ["int8(block=16)", "fp32"])
 @pytest.mark.parametrize("early", [False, True])
 def test_who_contributed_what_no_mean_can_hold_is_named(spec: str, early: bool) -> None:
-    """The part has no mean then, and the owner goes on."""
-    up = parse_codec(spec)
+    """The part has no mean then, and the owner goes on; but for means that are what was sent, which hold anything."""
+    up, kept = parse_codec(spec), FeedbackSpec(uplink="none", downlink="residual")
 
     async def main(lab: Lab) -> None:
         a, b, c = lab.nodes
         plan = accept(lab)
         size = numel(plan, 1)
         for node in lab.nodes:
-            node.encode_with(uniform(up, NUMEL), uniform(CODEC, NUMEL), FeedbackSpec())
+            node.encode_with(uniform(up, NUMEL), uniform(CODEC, NUMEL), kept)
         good = bytes(up.encode(torch.ones(size)))
         for node, payload in ((a, beyond(up, size)), (c, good)):
             assert await say(node.network, b.id, KIND, ContributionHeader(PLAN_ID, 1, len(payload)), payload) == ACK

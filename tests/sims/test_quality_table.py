@@ -18,7 +18,7 @@ from farflung.sims import quality_making, quality_train
 from farflung.sims.kept import Kept
 from farflung.sims.quality import _show, run_quality
 from farflung.sims.quality_making import make
-from farflung.sims.quality_methods import METHODS, Method, Outer, by_names
+from farflung.sims.quality_methods import METHODS, Method, Outer, by_names, with_interval
 from farflung.sims.quality_page import _lines
 from farflung.sims.quality_plot import frontier
 from farflung.sims.quality_rows import Row, references, rows
@@ -292,7 +292,8 @@ def test_another_interval_is_for_all_methods_with_rounds() -> None:
     tables = {name: method.outer.timetable for name, method in chosen.items() if method.outer is not None}
     assert {table.interval for name, table in tables.items() if name != "demo"} == {100}
     assert tables["demo"].interval == 1 and tables["co2"].delay == 100 and tables["streaming"].delay == 1
-    assert tables["default"].delay == 32, "a step less than from one round to the next, as in a swarm"
+    assert tables["default"].delay == 5
+    assert with_interval(by_names("default")[0], 9).outer.timetable.delay == 2, "before the next round"  # type: ignore[union-attr]
     assert [m.name for m in by_names("streaming-100", None, 50)] == ["streaming-100"]
 
 
