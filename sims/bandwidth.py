@@ -22,12 +22,13 @@ independent measurement of blocking rounds between 4 nodes over TCP took 1.08 to
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farflung.compression.policy import parse_policy
+from farflung.compression.unreduced import MeanPolicy
 from farflung.sims.quality_methods import Outer, Wire, by_names
 from farflung.training.methods import LONG_RUN
 from farflung.training.streaming import Timetable
@@ -125,17 +126,20 @@ def link_bits(
     What codecs promise for Gaussian data; real pseudo-gradients take a little less (`compression.deadzone`).
     """
     side = int(parameters**0.5)
-    up, down = (
-        8 * codec.expected_nbytes() / codec.numel
-        for codec in (parse_policy(spec).resolve([("matrix", (side, side))]) for spec in (wire.up, wire.down))
-    )
-    return (peers - 1) / peers * (up + down) if wire.topology == "butterfly" else (peers - 1) * up
+    codec = MeanPolicy(*(parse_policy(spec).resolve([("matrix", (side, side))]) for spec in (wire.up, wire.down)))
+    whole = codec.part(0, side * side)
+    up, down = (8 * way.expected_nbytes(side * side) / side**2 for way in (whole.up, whole.down))
+    if wire.topology != "butterfly":
+        return (peers - 1) * up
+    return (peers - 1) / peers * (up + (up if whole.leaves(peers, side * side) else down))
 
 
 def our_methods(names: Sequence[str] = ("default", "thrifty")) -> list[Method]:
-    """Our rows, with the timetables and codecs that `farflung bench quality` has for long runs, as those of such models are."""
-    return [
-        Method(name=method.name, timetable=method.outer.timetable, bits=link_bits(method.outer.wire, PEERS))
-        for method in by_names(",".join(names), LONG_RUN)
-        if isinstance(method.outer, Outer)
-    ]
+    """Our rows, with the codecs that `farflung bench quality` has for long runs, as those of such models are, and until the next exchange for each, as swarms have."""
+    methods = []
+    for method in by_names(",".join(names), LONG_RUN):
+        assert isinstance(method.outer, Outer)
+        table = method.outer.timetable
+        table = replace(table, delay=table.interval // table.fragments - 1)
+        methods.append(Method(name=method.name, timetable=table, bits=link_bits(method.outer.wire, PEERS)))
+    return methods

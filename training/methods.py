@@ -84,7 +84,7 @@ def _method(
 
 DEFAULT, THRIFTY = _method(30, 1.5, 2.5), _method(30, 0.6, 1.2)
 """Of short runs."""
-LONG_DEFAULT, LONG_THRIFTY = _method(60, 0.65, 1.1), _method(240, 0.55, 1.0)
+LONG_DEFAULT, LONG_THRIFTY = _method(60, 0.85, 0.9), _method(240, 0.72, 0.75)
 
 METHOD_NAMES = ("default", "thrifty")
 

@@ -52,7 +52,9 @@ def test_what_is_coded_once_more_goes_through_the_other_codec() -> None:
     assert torch.equal(CODEC.decode(payload, NUMEL), DOWN.decode(payload, NUMEL))
     assert unreduced.heard_nbytes(payload, 0) == len(payload)
     _, mean = packed()
-    assert unreduced.heard_nbytes(mean, 2) == len(mean), "whose contribution its owner has left out, whatever was agreed"
+    assert unreduced.heard_nbytes(mean, 2) == len(mean), (
+        "whose contribution its owner has left out, whatever was agreed"
+    )
 
 
 @settings(max_examples=30)
