@@ -96,6 +96,11 @@ class MeanPolicy:
         """What encodes the mean of the slice [start, stop). Raises ValueError when there is no such slice."""
         return MeanCodec(self.up.part(start, stop), self.down.part(start, stop))
 
+    def kept_nbytes(self) -> int:
+        """Bytes in which a mean of the whole vector is expected to be kept, whoever contributes."""
+        up, down = self.up.expected_nbytes(), self.down.expected_nbytes()
+        return max(MOST * up, down) if up <= down else down
+
 
 def pack(numel: int, contributions: Sequence[Contribution]) -> memoryview:
     """The unreduced mean of at most `MOST` contributions of `numel` elements, whose weights are from 0 to 1. Raises ValueError for others."""

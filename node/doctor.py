@@ -13,7 +13,9 @@ import msgspec
 import torch
 
 from farflung.compression import kernels
-from farflung.compression.policy import parse_policy
+from farflung.compression.policy import uniform
+from farflung.compression.registry import parse_codec
+from farflung.compression.unreduced import MeanPolicy
 from farflung.node import disk
 from farflung.node.clocks import clock_state
 from farflung.node.machine import choose_runtime, describe_device, on_host, plan_memory
@@ -135,7 +137,8 @@ def _patient(options: DoctorOptions) -> Patient:
             shape = preset(options.model, vocab_size=options.vocab_size)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        mean_bytes = parse_policy(DEFAULT_CODEC).default.expected_nbytes(num_parameters(shape))
+        codec = uniform(parse_codec(DEFAULT_CODEC), num_parameters(shape))
+        mean_bytes = MeanPolicy(codec, codec).kept_nbytes()
         return Patient(name=options.model, model=shape, inner=inner, batch=options.batch, mean_bytes=mean_bytes)
     swarm = resolve_paths(options.home).find_swarm(options.swarm)
     manifest = load_manifest(swarm)
@@ -150,7 +153,7 @@ def _patient(options: DoctorOptions) -> Patient:
         inner=recipe.inner,
         batch=manifest.samples_per_step,
         beside=recipe.beside,
-        mean_bytes=recipe.downlink.expected_nbytes(),
+        mean_bytes=recipe.mean_bytes,
         folder=swarm.folder,
     )
 
@@ -167,7 +170,7 @@ def _stage_patient(swarm: SwarmPaths, recipe: Recipe) -> Patient:
         inner=recipe.inner,
         batch=one.samples_per_microbatch,
         beside=one.beside,
-        mean_bytes=one.own.downlink.expected_nbytes(),
+        mean_bytes=one.own.mean_bytes,
         divisible=False,
         folder=swarm.folder,
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from farflung.compression.policy import FlatCodec, parse_policy
+from farflung.compression.unreduced import MeanPolicy
 from farflung.node.disk import needed_bytes
 from farflung.node.learner import SwarmLearner
 from farflung.node.machine import fit_memory
@@ -128,10 +129,15 @@ class Recipe:
         """What a peer holds in memory that a replica which trains alone does not: residuals of error feedback."""
         return Beside(copies=self.manifest.feedback.directions)
 
+    @property
+    def mean_bytes(self) -> int:
+        """About what the encoded means of a round of all parameters are, as a node keeps them."""
+        return MeanPolicy(self.uplink, self.downlink).kept_nbytes()
+
     def disk_bytes(self, options: MemoryOptions) -> int:
         """About what a node keeps on its disk, where it holds the model by these options."""
         needs = forecast(self.model, parse_optimizer(self.inner.optimizer), options, beside=self.beside)
-        return needed_bytes(needs.checkpoint_bytes, self.downlink.expected_nbytes())
+        return needed_bytes(needs.checkpoint_bytes, self.mean_bytes)
 
     @property
     def checkpoint_s(self) -> float:

@@ -144,7 +144,7 @@ class StageRecipe:
     def disk_bytes(self, options: MemoryOptions) -> int:
         """About what a peer of the stage keeps on its disk."""
         needs = forecast(self.shape(), parse_optimizer(self.whole.inner.optimizer), options, beside=self.beside)
-        return needed_bytes(needs.checkpoint_bytes, self.own.downlink.expected_nbytes())
+        return needed_bytes(needs.checkpoint_bytes, self.own.mean_bytes)
 
     def learner(self, dataset: Dataset | None, runtime: Runtime) -> StageLearner:
         """The stage on this machine; `dataset` at data nodes. Blocks."""

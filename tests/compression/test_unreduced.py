@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from farflung.compression import unreduced
 from farflung.compression.aggregate import accumulate
 from farflung.compression.codec import CodecError
-from farflung.compression.policy import parse_policy
+from farflung.compression.policy import parse_policy, uniform
 from farflung.compression.registry import ACTIVATION_CODECS, CODECS, parse_codec
 from farflung.compression.unreduced import MeanCodec, MeanPolicy
 from farflung.compression.zstd import Zstd
@@ -145,3 +145,9 @@ def test_what_is_no_mean_is_not_packed(weights: tuple[float, ...]) -> None:
     payload = UP.encode(vectors(1)[0])
     with pytest.raises(ValueError, match="contributions of"):
         unreduced.pack(NUMEL, [(payload, weight) for weight in weights])
+
+
+def test_what_is_kept_of_a_mean_is_both_contributions_where_those_are_the_mean() -> None:
+    up, down = uniform(UP, NUMEL), uniform(DOWN, NUMEL)
+    assert MeanPolicy(up, down).kept_nbytes() == 2 * up.expected_nbytes() > down.expected_nbytes()
+    assert MeanPolicy(down, up).kept_nbytes() == up.expected_nbytes(), "means of two are coded there"
