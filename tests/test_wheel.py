@@ -54,6 +54,7 @@ FIGURES = {
     "shadows",
     "invariants_broken",
     "begin_late",
+    "delay_steps",
 }
 """Of the demo's JSON."""
 
