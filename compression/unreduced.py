@@ -2,8 +2,8 @@
 
     mean = 0;  for each contribution, in their order:  mean <- mean + fp32(weight * decoded)
 
-A mean that is coded once more loses what its codec leaves out, and nobody makes up for it. Its contributions lose nothing, and where there are two of them they are not
-even longer: whoever hears the mean has sent one of them, so that only the other travels (`without`, `put_back`).
+A mean that is coded once more loses what its codec leaves out, and nobody makes up for it. Its contributions lose nothing, and are not even longer where nobody has to hear
+more than one: two members, of whom each has sent one itself, so that only the other's travels (`without`, `put_back`), or any number of members and one contribution.
 
     header      32 bytes, as in front of every encoded vector (`wire`); param: how many contributions
     entries     weight f64 | bytes u64, little-endian, of each
@@ -28,7 +28,7 @@ CODEC_ID = 20
 VERSION = 1
 
 MOST = 2
-"""Contributions: of three, what each member lacks is longer than a mean of theirs."""
+"""Contributions: of three, somebody lacks two at least."""
 
 _ENTRY = struct.Struct("<dQ")
 _LARGEST = torch.finfo(torch.float32).max
@@ -36,29 +36,21 @@ _LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, slots=True)
 class MeanCodec:
-    """Of the mean of a part: coded once more, or unreduced. A `VectorCodec`."""
+    """Of the mean of a part, coded once more or unreduced: as its header says."""
 
     up: VectorCodec
     """Of contributions."""
     down: VectorCodec
     """Of means that are coded once more."""
 
-    def leaves(self, contributions: int, numel: int) -> bool:
-        """Whether a mean of so many is better left unreduced: it is exact then, and nobody has to hear more."""
-        return contributions <= MOST and self.up.expected_nbytes(numel) <= self.down.expected_nbytes(numel)
+    def leaves_unreduced(self, lacked: int, numel: int) -> bool:
+        """Whether a mean is better left as it is, where nobody lacks more than so many of its contributions: nobody has to hear more then, and it is exact."""
+        return lacked <= 1 and self.up.expected_nbytes(numel) <= self.down.expected_nbytes(numel)
 
     def max_nbytes(self, numel: int) -> int:
         """See `Codec.max_nbytes`."""
         unreduced = wire.HEADER_NBYTES + MOST * (_ENTRY.size + self.up.max_nbytes(numel))
         return max(self.down.max_nbytes(numel), unreduced)
-
-    def expected_nbytes(self, numel: int) -> int:
-        """See `Codec.expected_nbytes`."""
-        return self.down.expected_nbytes(numel)
-
-    def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
-        """Code it once more; see `Codec.encode`."""
-        return self.down.encode(x, out=out)
 
     def check(self, payload: Payload, numel: int) -> None:
         """See `Codec.check`."""
@@ -79,11 +71,6 @@ class MeanCodec:
         accumulate(numel, _split(payload, numel), self.up, out=out)
         return out.clamp_(-_LARGEST, _LARGEST)  # two finite numbers may add up to one that is not
 
-    def decode_add_(self, payload: Payload, acc: Tensor, weight: float) -> None:
-        """See `Codec.decode_add_`."""
-        check_target(acc, acc.numel(), "acc")
-        acc.add_(self.decode(payload, acc.numel()).mul_(weight))
-
 
 @dataclass(frozen=True, slots=True)
 class MeanPolicy:
@@ -97,9 +84,8 @@ class MeanPolicy:
         return MeanCodec(self.up.part(start, stop), self.down.part(start, stop))
 
     def kept_nbytes(self) -> int:
-        """Bytes in which a mean of the whole vector is expected to be kept, whoever contributes."""
-        up, down = self.up.expected_nbytes(), self.down.expected_nbytes()
-        return max(MOST * up, down) if up <= down else down
+        """Bytes in which a mean of the whole vector is expected to be kept at most, whoever contributes."""
+        return max(MOST * self.up.expected_nbytes(), self.down.expected_nbytes())
 
 
 def pack(numel: int, contributions: Sequence[Contribution]) -> memoryview:
@@ -117,6 +103,12 @@ def pack(numel: int, contributions: Sequence[Contribution]) -> memoryview:
 def is_unreduced(payload: Payload) -> bool:
     """By its header. Raises CodecError when it has none."""
     return wire.Header.read(payload).codec_id == CODEC_ID
+
+
+def num_decoded(payload: Payload) -> int:
+    """Vectors that are decoded for a mean, reduced or not. Raises CodecError."""
+    header = wire.Header.read(payload)
+    return header.param if header.codec_id == CODEC_ID else 1
 
 
 def without(payload: Payload, index: int) -> memoryview:

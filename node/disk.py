@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 KEPT_ROUNDS = 8
-"""Committed ones, whose means are kept for those who catch up: one byte a parameter each with int8."""
+"""Committed ones, whose means are kept for those who catch up: with int8 a byte a parameter each, and two where they are two contributions."""
 
 
 def needed_bytes(checkpoint: int, mean: int) -> int:

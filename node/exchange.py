@@ -1,7 +1,7 @@
 """The butterfly all-reduce over the engine's streams: contributions to owners, means to everybody, and who has what.
 
 Encode once, scatter parts, the owner reduces in the order of keys (`compression.aggregate`), and everybody, the owner included, later
-decodes the same bytes. A mean of two is not reduced (`compression.unreduced`): each of the two hears what the other has sent. Which transfers are due is decided by `protocol/`; this module moves the bytes and tells what has arrived.
+decodes the same bytes. A mean of which nobody lacks more than one contribution is not reduced (`compression.unreduced`): of two members each hears what the other has sent. Which transfers are due is decided by `protocol/`; this module moves the bytes and tells what has arrived.
 Everything that a stream may bring is checked against the accepted plan before memory is taken for it.
 """
 
@@ -15,14 +15,14 @@ import torch
 
 from farflung.compression import unreduced
 from farflung.compression.aggregate import reduce_part
-from farflung.compression.codec import CodecError, Payload, VectorCodec
+from farflung.compression.codec import CodecError, Payload
 from farflung.compression.policy import FlatCodec
-from farflung.compression.unreduced import MeanPolicy
+from farflung.compression.unreduced import MeanCodec, MeanPolicy
 from farflung.node import framing
 from farflung.node.delivery import ACK, KIND, Delivery
 from farflung.node.door import Doors
 from farflung.node.downlink import Downlink
-from farflung.node.fetching import TRANSFER_S, Fetcher, FetchNews, check_payload, mean_codec, part_codec, rotated
+from farflung.node.fetching import TRANSFER_S, Fetcher, FetchNews, check_payload, part_codec, rotated
 from farflung.node.learner import Learner
 from farflung.node.means import MeanStore
 from farflung.node.meetings import Meetings
@@ -232,14 +232,14 @@ class Exchange:
         numel = bounds.stop - bounds.start
         met = None if part not in round_.meetings else await asyncio.shield(round_.meetings[part])
         contributions = [(payloads[peer], weight) for peer, weight in weights]
-        whole = (
-            met is None
-            and not self._residuals.keeps_means
-            and mean_codec(self._means_of(round_.plan), bounds).leaves(len(contributions), numel)
-        )
+        others = rotated(round_.plan.members, self._network.peer_id)
+        places = {peer: place for place, (peer, _) in enumerate(weights)}
+        lacked = max((len(weights) - (peer in places) for peer in others), default=0)
+        means = part_codec(self._means_of(round_.plan), bounds)
+        stays = met is None and not self._residuals.keeps_means and means.leaves_unreduced(lacked, numel)
         try:
             with self._news.span("reduce", round_.plan.height):
-                if whole:
+                if stays:
                     payload = await self._doors.side.run(unreduced.pack, numel, contributions)
                 else:
                     payload = await self._doors.side.run(
@@ -257,12 +257,11 @@ class Exchange:
         if not early:
             round_.contributions.pop(part, None)
         del payloads, contributions  # their memory is not needed while the mean is sent
-        places = {peer: index for index, (peer, _) in enumerate(weights)} if whole else {}
         with self._news.span("spread", round_.plan.height):
             sending = []
-            for peer in rotated(round_.plan.members, self._network.peer_id):
-                lacks = places.get(peer)
-                sent = payload if lacks is None else unreduced.without(payload, lacks)
+            for peer in others:
+                lacks = places.get(peer) if stays else None
+                sent = payload if lacks is None else await self._doors.side.run(unreduced.without, payload, lacks)
                 header = MeanHeader(plan_id, part, len(sent), early, lacks)
                 sending.append(self._spawn(round_, self._send(round_, peer, header, sent)))
             digest = await self._means.put(plan_id, part, payload, early=early)  # while it is sent
@@ -273,13 +272,13 @@ class Exchange:
         self, part: int, plan: Plan, contributions: Sequence[tuple[PeerId, Payload]], error: CodecError
     ) -> None:
         """Say whose contributions have no place in a mean, or why else there is none. The round leaves the part for the next one: who counts is the same for
-        all parts, and no owner decides it.
+        all parts, and no owner decides it. A mean that is left unreduced holds whatever contributions may.
         """
         bounds = plan.parts[part]
-        uplink, downlink = part_codec(self.uplink_of(plan), bounds), mean_codec(self._means_of(plan), bounds)
+        codecs = part_codec(self._means_of(plan), bounds)
         named = False
         for peer, payload in contributions:
-            reason = await self._doors.side.run(_unfit, payload, bounds.stop - bounds.start, uplink, downlink)
+            reason = await self._doors.side.run(_unfit, payload, bounds.stop - bounds.start, codecs)
             if reason is not None:
                 self._news.refused(Refused(f"a contribution to part {part} that no mean can hold: {reason}", peer=peer))
                 named = True
@@ -320,7 +319,7 @@ class Exchange:
         at = 0
         for k, part in kept:
             mean = self._decoded[at : at + part.stop - part.start]
-            mean_codec(codec, part).decode(means[k], len(mean), out=mean)
+            part_codec(codec, part).decode(means[k], len(mean), out=mean)
             updates.append((part.start, part.stop, mean))
             at += len(mean)
         return updates
@@ -389,7 +388,7 @@ class Exchange:
     async def _take_mean(self, stream: Stream, header: MeanHeader, round_: Round, part: Part) -> None:
         if part.owner != stream.peer:
             raise Refused("a mean from somebody who does not own the part", peer=stream.peer)
-        codec, numel = mean_codec(self._means_of(round_.plan), part), part.stop - part.start
+        codec, numel = part_codec(self._means_of(round_.plan), part), part.stop - part.start
         if header.nbytes > codec.max_nbytes(numel):
             raise Refused(f"a mean of {header.nbytes} bytes for part {header.part}", peer=stream.peer)
         with self.receiving.transfer(header.nbytes):
@@ -397,21 +396,25 @@ class Exchange:
         if header.plan not in self._rounds:
             raise Refused("a mean for a plan that is over", peer=stream.peer)
         round_.received_bytes += header.nbytes
-        if header.lacks is not None:
-            if header.part not in round_.own:  # since we were started again: it is fetched, when it is missed
-                await stream.write(ACK, overhead=len(ACK))
-                return
-            try:
+        if header.lacks is not None and header.part not in round_.own:
+            await stream.write(
+                ACK, overhead=len(ACK)
+            )  # we were started again meanwhile: it is fetched, when it is missed
+            return
+
+        def take(payload: Payload) -> Payload:
+            if header.lacks is not None:
                 payload = unreduced.put_back(payload, header.lacks, round_.own[header.part])
-            except CodecError as error:
-                raise Malformed(f"a mean of part {header.part}: {error}", peer=stream.peer) from error
+            codec.check(payload, numel)
+            return payload
+
         try:
             digest = await self._means.put(
                 header.plan,
                 header.part,
                 payload,
                 early=header.early,
-                check=lambda payload: codec.check(payload, numel),
+                take=take,
             )
         except CodecError as error:
             raise Malformed(f"a mean of part {header.part}: {error}", peer=stream.peer) from error
@@ -456,10 +459,10 @@ class Exchange:
         return task
 
 
-def _unfit(payload: Payload, numel: int, uplink: VectorCodec, downlink: VectorCodec) -> str | None:
-    """Why a contribution could not be the mean, if it were the only one; None when it could."""
+def _unfit(payload: Payload, numel: int, codecs: MeanCodec) -> str | None:
+    """Why a contribution could not be the mean, if it were the only one, coded once more; None when it could."""
     try:
-        downlink.encode(uplink.decode(payload, numel))
+        codecs.down.encode(codecs.up.decode(payload, numel))
     except CodecError as error:
         return str(error)
     return None

@@ -5,11 +5,10 @@ What comes back is checked before it is kept: its digest, and that it decodes.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from farflung.compression.codec import CodecError, Payload, VectorCodec
 from farflung.compression.digest import digest_of
-from farflung.compression.policy import FlatCodec
 from farflung.compression.unreduced import MeanCodec, MeanPolicy
 from farflung.node import framing
 from farflung.node.door import Door
@@ -42,6 +41,15 @@ INLINE_ELEMENTS = 1 << 19
 
 Bounds = Part | PartResult
 """Whatever says `start` and `stop` of a part."""
+
+
+C = TypeVar("C", covariant=True)
+
+
+class Sliced(Protocol[C]):
+    """Of a flat vector, with a codec for each slice: a `FlatCodec`, or a `MeanPolicy`."""
+
+    def part(self, start: int, stop: int) -> C: ...
 
 
 class FetchNews(Protocol):
@@ -108,7 +116,7 @@ class Fetcher:
         for peer in sorted(turns, key=self._news.hears, reverse=True):  # whom we do not hear takes us many seconds
             try:
                 payload = await self._fetch_from(
-                    peer, MeanRequest(plan_id, part, digest), bounds, mean_codec(codec, bounds)
+                    peer, MeanRequest(plan_id, part, digest), bounds, part_codec(codec, bounds)
                 )
             except NetworkError as error:
                 self._news.unreachable(peer, str(error))
@@ -155,9 +163,7 @@ class Fetcher:
                 return means
         return None
 
-    async def _fetch_from(
-        self, peer: PeerId, request: MeanRequest, bounds: Bounds, codec: VectorCodec
-    ) -> Payload | None:
+    async def _fetch_from(self, peer: PeerId, request: MeanRequest, bounds: Bounds, codec: MeanCodec) -> Payload | None:
         """One answer, checked: digest, and that it decodes. Raises NetworkError, RemoteError naming the peer."""
         numel = bounds.stop - bounds.start
         limit = codec.max_nbytes(numel)
@@ -187,17 +193,12 @@ class Fetcher:
         await framing.write_blob(stream, payload)
 
 
-def part_codec(codec: FlatCodec, bounds: Bounds) -> VectorCodec:
-    """What encodes contributions to a part."""
+def part_codec(codec: Sliced[C], bounds: Bounds) -> C:
+    """What encodes contributions to a part, or what its means are in."""
     return codec.part(bounds.start, bounds.stop)
 
 
-def mean_codec(codec: MeanPolicy, bounds: Bounds) -> MeanCodec:
-    """What encodes its mean."""
-    return codec.part(bounds.start, bounds.stop)
-
-
-async def check_payload(side: Door, codec: VectorCodec, payload: Payload, numel: int) -> None:
+async def check_payload(side: Door, codec: VectorCodec | MeanCodec, payload: Payload, numel: int) -> None:
     """Raises CodecError when the payload does not decode to `numel` elements."""
     if numel <= INLINE_ELEMENTS:
         codec.check(payload, numel)

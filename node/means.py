@@ -44,11 +44,11 @@ class MeanStore:
         *,
         early: bool = False,
         replace: bool = False,
-        check: Callable[[Payload], None] | None = None,
+        take: Callable[[Payload], Payload] | None = None,
     ) -> bytes:
         """Keep a mean of a plan that is not decided yet; it is on disk when this returns. Returns its digest.
 
-        What comes from others goes through `check` first, behind the same door; raises what that raises, with nothing changed.
+        What comes from others goes through `take` first, behind the same door, and what that returns is kept; raises what that raises, with nothing changed.
 
         What is held was reported as held, so another mean of the same part changes nothing, and the digest of the one that stays is
         returned; unless the proposer has told us to `replace` it, or what is held came `early` (`protocol.participation`), and this did not.
@@ -61,7 +61,7 @@ class MeanStore:
                 void = key in self._early and plan not in self._confirmed
                 if held is not None and not replace and (early or not void):
                     return held
-                digest = await self._aside(self._save, plan, part, payload, check)
+                payload, digest = await self._aside(self._save, plan, part, payload, take)
                 if self._undecided.get(plan) is of_plan:
                     self._hold(key, payload, digest, early=early)
                 elif plan not in {
@@ -86,11 +86,14 @@ class MeanStore:
         else:
             self._early.discard(key)
 
-    def _save(self, plan: bytes, part: int, payload: Payload, check: Callable[[Payload], None] | None) -> bytes:
-        if check is not None:
-            check(payload)
+    def _save(
+        self, plan: bytes, part: int, payload: Payload, take: Callable[[Payload], Payload] | None
+    ) -> tuple[Payload, bytes]:
+        """What is kept, and its digest."""
+        if take is not None:
+            payload = take(payload)
         self._storage.save_mean(plan, part, payload)
-        return digest_of(payload)
+        return payload, digest_of(payload)
 
     def confirm(self, plan: bytes) -> None:
         """Early means of the plan, those that are still to come included, are as good as others: they may be reported, and stay."""

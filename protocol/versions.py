@@ -19,7 +19,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **13**: manifests say how the outer rate grows with the number of contributors.
 * **14**: the last lap is what is left of the run, where that is no whole number of laps.
 * **15**: activations that neighbours of a stage remember are named with the number of their step.
-* **16**: a mean of two contributions is what they are, and each of the two hears the other's.
+* **16**: the mean of two members is what both have sent, and each hears the other's.
 """
 
 from collections.abc import Iterable

@@ -131,7 +131,7 @@ def link_bits(
     up, down = (8 * way.expected_nbytes(side * side) / side**2 for way in (whole.up, whole.down))
     if wire.topology != "butterfly":
         return (peers - 1) * up
-    return (peers - 1) / peers * (up + (up if whole.leaves(peers, side * side) else down))
+    return (peers - 1) / peers * (up + (up if whole.leaves_unreduced(peers - 1, side * side) else down))
 
 
 def our_methods(names: Sequence[str] = ("default", "thrifty")) -> list[Method]:

@@ -30,7 +30,7 @@ PRICED = PASSES | {
     *("drop_means", "encode", "enter", "handed_over", "leave", "let_go", "load", "load_chunk", "load_chunks", "load_mean"),
     *("load_place", "load_residuals", "load_votes", "local_params", "misfit", "pack", "pass_through", "plan_step"),
     *("plans_with_means", "refresh", "roll", "save_chunk", "save_vote", "settle", "state", "step", "sync_means", "told"),
-    "with_ends",
+    *("with_ends", "without"),
 }  # fmt: skip
 """Calls of a node's replica or stage that may take a time of their own, by the name of the function."""
 

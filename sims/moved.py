@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from farflung.compression.unreduced import num_decoded
 from farflung.protocol.chain import RoundResult
 from farflung.sims.toy import VirtualDoor
 
@@ -16,8 +17,8 @@ def share_of(name: str, args: Sequence[object], numel: int) -> float:
             moved = stop - start
         case "apply", (updates, *_) if isinstance(updates, Sequence):
             moved = sum(stop - start for start, stop, _ in updates)
-        case "decode", (RoundResult() as result, *_):
-            moved = sum(part.stop - part.start for part in result.parts if part.digest)
+        case "decode", (RoundResult() as result, dict() as means, *_):
+            moved = sum(num_decoded(mean) * (result.parts[k].stop - result.parts[k].start) for k, mean in means.items())
         case _:
             return 1.0
     return moved / numel

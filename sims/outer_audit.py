@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from farflung.compression import unreduced
 from farflung.compression.codec import VectorCodec
 from farflung.compression.policy import FlatCodec
-from farflung.compression.unreduced import MeanPolicy
 from farflung.node.terms import Terms
 from farflung.protocol.chain import Commit
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
@@ -48,20 +48,20 @@ def known_means(terms: Terms) -> bool:
 
 
 def wanted_mean(
-    terms: Terms, commit: Commit, start: int, shares: Sequence[tuple[Tensor, float]], met: Tensor | None
+    terms: Terms, commit: Commit, start: int, shares: Sequence[tuple[Tensor, float]], met: Tensor | None, got: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """What everybody must have decoded of the part that begins with `start`, and what was added up for it before that was coded: from the pseudo-gradients and weights of
-    its contributors, fp32 [n] each, and what a meeting has added."""
+    its contributors, fp32 [n] each, and what a meeting has added. A mean that may be left unreduced is what `got`, fp32 [n], is nearer to: who its members were, no commit says."""
     last = terms.last if terms.settings.rules.ended_by(commit) else None
-    codecs = MeanPolicy(last or terms.uplink, last or terms.downlink)
-    numel = len(shares[0][0])
-    codec = codecs.part(start, start + numel)
-    up, down = (codec.up if _is_coarse(codecs.up) else None, codec.down if _is_coarse(codecs.down) else None)
-    if met is None and codec.leaves(len(shares), numel):
-        down = None
+    up, down = (
+        (last or codec).part(start, start + len(got)) if _is_coarse(last or codec) else None
+        for codec in (terms.uplink, terms.downlink)
+    )
     added = [weight * _coded(up, gradient) for gradient, weight in shares]
-    added.append(torch.zeros(numel) if met is None else met)
-    return _coded(down, torch.stack(added).sum(dim=0)), added
+    added.append(torch.zeros_like(got) if met is None else met)
+    exact = torch.stack(added).sum(dim=0)
+    possible = [_coded(down, exact), *([exact] if met is None and len(shares) <= unreduced.MOST else [])]
+    return min(possible, key=lambda mean: float((mean - got).norm())), added
 
 
 def _is_coarse(codec: FlatCodec) -> bool:

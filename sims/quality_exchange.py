@@ -147,7 +147,7 @@ class Averager:
             contributions = [(payload, 1 / self._peers) for payload in payloads]
             of_means = MeanCodec(up, down)
             others = [peer for peer in range(self._peers) if peer != owner]
-            if not self._owners and of_means.leaves(self._peers, stop - start):
+            if not self._owners and of_means.leaves_unreduced(self._peers - 1, stop - start):
                 payload = unreduced.pack(stop - start, contributions)
                 sent += sum(len(unreduced.without(payload, peer)) for peer in others)
             else:

@@ -105,7 +105,7 @@ DELAY_STEPS = 5
 
 
 def _ours(name: str, steps: int = 0, peers: int = FEWEST_GROWN) -> Method:
-    """A method as swarms are founded with it: the owners of parts code the means of more than two once more."""
+    """A method as swarms are founded with it: of more than two peers the owners of parts code the means once more."""
     ours = training_method(name, steps)
     rule = Nesterov(lr=ours.outer_lr, momentum=ours.outer_momentum)
     outer = Outer(

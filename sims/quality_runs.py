@@ -15,9 +15,9 @@ from farflung.sims.quality_resume import Keeper
 from farflung.sims.quality_tiers import Tier
 from farflung.sims.quality_train import Outcome, content_hash
 
-REVISION = 2
+REVISION = 3
 """Of what runs do with their settings: where that changes, what was kept before is of other runs. 2: methods that are a whole round late begin each interval at the outer
-parameters, and end with the mean."""
+parameters, and end with the mean. 3: the mean of two peers is what both have sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -141,7 +141,12 @@ class Steps:
         for result in (result for result in commit.round.parts if result.digest):
             said = [(gradient[result.start : result.stop], weight) for gradient, weight in shares]
             decoded, summed = wanted_mean(
-                swarm.outfit.terms, commit, result.start, said, self._met_in(commit.round, result)
+                swarm.outfit.terms,
+                commit,
+                result.start,
+                said,
+                self._met_in(commit.round, result),
+                mean[result.start : result.stop],
             )
             wanted.append(decoded)
             added.append(torch.stack(summed))

@@ -8,8 +8,8 @@ What they may leave out depends on how long a run is. Peers have to be told so m
 run of some hundred steps cannot say that in a thousandth of the bytes, one of some thousand can.
 
 What a dead zone leaves out of a contribution stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. What it leaves out
-of a mean, which the owners of parts code once more, is nobody's, so means have more bits. Added to the next mean of these elements it would come when training has
-made that progress again. Both synchronise three fragments in turn, and train on for as long as a round takes.
+of a mean, which the owners of parts code once more where there are more than two peers, is nobody's, so means have more bits; few more in long runs, where a mean of coarse
+contributions is mostly zeros. Added to the next mean of these elements it would come when training has made that progress again. Both synchronise three fragments in turn, and train on for as long as a round takes.
 """
 
 import math

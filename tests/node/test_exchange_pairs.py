@@ -1,6 +1,8 @@
-"""Rounds of two contributors: means are what the two have sent, and each hears the other's."""
+"""Rounds of two members: means are what the two have sent, and each hears the other's. With more members it depends on who lacks what."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -29,20 +31,22 @@ async def contribute(lab: Lab, contributors: list[int]) -> None:
 
 
 async def reduce(lab: Lab, contributors: list[int]) -> None:
-    """All parts, with weights of a quarter and three; everybody holds all means."""
-    weights = tuple(zip((lab.nodes[number].id for number in contributors), (0.25, 0.75), strict=True))
+    """All parts, with weights of a quarter and three, or one; everybody holds all means."""
+    shares = (0.25, 0.75) if len(contributors) > 1 else (1.0,)
+    weights = tuple(zip((lab.nodes[number].id for number in contributors), shares, strict=True))
     for node in lab.nodes:
         node.exchange.start(PLAN_ID, node.exchange.reduce(PLAN_ID, node.number, weights), lab.group)
     for node in lab.nodes:
         await node.until(lambda n=node: len(n.held) == len(lab.nodes))
 
 
-def exact(lab: Lab) -> torch.Tensor:
-    """The mean of what the first two have sent, as it is decoded."""
+def exact(lab: Lab, contributors: Sequence[int] = (0, 1)) -> torch.Tensor:
+    """The mean of what these have sent, as it is decoded."""
     flat = uniform(CODEC, NUMEL)
     plan = lab.plan()
     mean = torch.zeros(NUMEL)
-    for node, weight in zip(lab.nodes, (0.25, 0.75), strict=False):
+    for number, weight in zip(contributors, (0.25, 0.75) if len(contributors) > 1 else (1.0,), strict=True):
+        node = lab.nodes[number]
         delta = node.learner.outer.params - node.learner.parameters[0]
         for part in plan.parts:
             codec = flat.part(part.start, part.stop)
@@ -80,15 +84,42 @@ def test_each_of_two_hears_what_the_other_has_sent_and_nothing_is_lost() -> None
     in_lab(2, main)
 
 
-def test_who_has_sent_nothing_hears_both() -> None:
+@pytest.mark.parametrize("contributors", [[0], [0, 1]])
+def test_nobody_hears_two_contributions(contributors: list[int]) -> None:
+    """Of three members: one that has sent nothing would hear both, but for the mean of its own part."""
+
     async def main(lab: Lab) -> None:
-        await contribute(lab, [0, 1])
-        await reduce(lab, [0, 1])
+        await contribute(lab, contributors)
+        await reduce(lab, contributors)
         assert all(node.held == lab.nodes[0].held for node in lab.nodes)
-        assert torch.equal(decoded(lab.nodes[2], lab), exact(lab))
+        stays = [unreduced.is_unreduced(lab.nodes[2].disk.means[PLAN_ID, k]) for k in range(3)]
+        assert stays == [len(contributors) == 1] * 2 + [True]
+        torch.testing.assert_close(decoded(lab.nodes[2], lab), exact(lab, contributors), atol=2e-3, rtol=0.05)
         assert not any(node.errors for node in lab.nodes)
 
     in_lab(3, main)
+
+
+def test_what_is_held_is_not_put_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often its owner sends it: the little that it sends would have us copy much."""
+
+    async def main(lab: Lab) -> None:
+        await contribute(lab, [0, 1])
+        a, b = lab.nodes
+        mean = unreduced.pack(numel(lab.plan(), 0), [(round_of(b).own[0], 1.0)])
+        rest, put_back, times = bytes(unreduced.without(mean, 0)), unreduced.put_back, 0
+
+        def count(*args: Any) -> memoryview:
+            nonlocal times
+            times += 1
+            return put_back(*args)
+
+        monkeypatch.setattr(unreduced, "put_back", count)
+        for _ in range(5):
+            assert await say(a.network, b.id, KIND, MeanHeader(PLAN_ID, 0, len(rest), False, 0), rest) == ACK
+        assert times == 1 and b.held == {(PLAN_ID, 0): digest_of(mean)} and not b.errors
+
+    in_lab(2, main)
 
 
 def test_who_has_its_own_no_more_fetches_the_mean() -> None:

@@ -178,7 +178,7 @@ def test_means_that_come_as_their_plan_ends_are_not_kept(committed: bool) -> Non
 
 
 def test_a_refused_mean_leaves_nothing_of_its_plan() -> None:
-    def refuse(payload: Payload) -> None:
+    def refuse(payload: Payload) -> Payload:
         raise CodecError("no mean")
 
     async def caught(work: Coroutine[Any, Any, bytes]) -> bool:
@@ -190,9 +190,9 @@ def test_a_refused_mean_leaves_nothing_of_its_plan() -> None:
 
     async def main() -> None:
         means, _ = store()
-        assert await caught(means.put(PLANS[0], 0, b"?", check=refuse)) and means.needed() == set()
+        assert await caught(means.put(PLANS[0], 0, b"?", take=refuse)) and means.needed() == set()
         async with asyncio.TaskGroup() as group:  # a good one that waits behind a bad one is kept all the same
-            bad = group.create_task(caught(means.put(PLANS[0], 0, b"?", check=refuse)))
+            bad = group.create_task(caught(means.put(PLANS[0], 0, b"?", take=refuse)))
             group.create_task(means.put(PLANS[0], 1, b"good"))
         assert bad.result() and means.needed() == {PLANS[0]}
         assert await means.get(PLANS[0], 1, digest_of(b"good")) == b"good"

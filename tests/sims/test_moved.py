@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from farflung.compression import unreduced
+from farflung.compression.registry import parse_codec
 from farflung.protocol.chain import PartResult, RoundResult
 from farflung.sims import clock
 from farflung.sims.churn import make_schedule
@@ -48,11 +50,13 @@ def test_what_a_call_is_given_says_what_it_goes_through() -> None:
     )
     result = RoundResult(b"p" * 32, (), parts, 0)
     mean = torch.zeros(5)
+    coded = parse_codec("int8").encode(torch.zeros(10))
+    both = unreduced.pack(10, [(coded, 0.5), (coded, 0.5)])
     for name, args, share in (
         ("offer", (20, 70), 0.5),
         ("offered_gradient", (0, 25), 0.25),
         ("apply", ([(0, 5, mean), (10, 15, mean)],), 0.1),
-        ("decode", (result, {}), 0.2),
+        ("decode", (result, {0: coded, 2: both}), 0.3),  # of both two are decoded
         ("chunk_digests", (), 1.0),
         ("save_vote", (object(),), 1.0),
     ):
@@ -103,8 +107,13 @@ def test_nodes_pay_for_what_a_round_moves(fragments: int) -> None:
 
     report = simulate(replace(plan, outfit=replace(plan.outfit, seconds=seconds)))
     assert report.violations == [] and report.rounds > 6
-    for name in ("offer", "offered_gradient", "apply", "decode"):
+    for name in ("offer", "offered_gradient", "apply"):
         assert shares[name] and all(share == pytest.approx(1 / fragments, rel=0.2) for share in shares[name]), name
+    once = {share for share in shares["decode"] if share == pytest.approx(1 / fragments, rel=0.2)}
+    twice = shares["decode"] - once
+    assert once and twice and all(share == pytest.approx(2 / fragments, rel=0.2) for share in twice), (
+        "while two peers are alone"
+    )
     assert shares["chunk_digests"] == {1.0}
     whole, quarter, none = (plan.outfit.seconds(0, "offer", share) for share in (1.0, 0.25, 0.0))
     assert quarter - none == pytest.approx((whole - none) / 4) and whole > none

@@ -2,11 +2,14 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from farflung.compression import unreduced
+from farflung.compression.aggregate import Contribution
 from farflung.compression.codec import Codec, Payload
 from farflung.compression.policy import uniform
 from farflung.compression.registry import codec_of, parse_codec
@@ -62,3 +65,25 @@ def test_rounds_use_the_codec_of_each_way_and_log_its_bits(monkeypatch: pytest.M
         assert event["down_bits"] == pytest.approx(bits(down), rel=0.05)
     for event in made:
         assert 0.5 * bits(up) < event["up_bits"] < 1.5 * bits(up)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_judge_knows_what_two_peers_must_have_made_of_coarse_contributions(
+    monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """Means that nobody has coded once more, and that weigh one contribution less than was agreed."""
+    pack = unreduced.pack
+    packed: list[int] = []
+
+    def light(numel: int, contributions: Sequence[Contribution]) -> memoryview:
+        packed.append(len(contributions))
+        (first, weight), *rest = contributions
+        return pack(numel, [(first, weight / 2 if wrong else weight), *rest])
+
+    monkeypatch.setattr(unreduced, "pack", light)
+    starts = tuple(Start(at=0.5 * peer, peer=peer) for peer in range(2))
+    wire = Wire(codec=parse_codec("deadzone(bits=1.0)"), numel=NUMEL, step_s=(0.8, 1.1))
+    report = simulate(toy_plan(5, Schedule(num_peers=2, duration_s=60.0, faults=starts), wire, calm_s=0.0), keep=True)
+    assert packed.count(2) > 10, "all parts, and both owners"
+    off = [violation for violation in report.violations if violation.startswith("invariant 4: the mean of round")]
+    assert off if wrong else report.violations == []
