@@ -397,9 +397,8 @@ class Exchange:
             raise Refused("a mean for a plan that is over", peer=stream.peer)
         round_.received_bytes += header.nbytes
         if header.lacks is not None and header.part not in round_.own:
-            await stream.write(
-                ACK, overhead=len(ACK)
-            )  # we were started again meanwhile: it is fetched, when it is missed
+            # We were started again meanwhile: the mean is fetched when it is missed.
+            await stream.write(ACK, overhead=len(ACK))
             return
 
         def take(payload: Payload) -> Payload:
