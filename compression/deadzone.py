@@ -41,26 +41,22 @@ C and NumPy give the same bytes. Vectors on a GPU are encoded on the CPU, a sect
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farflung.compression import bitmaps, codec, kernels, planes, wire
-from farflung.compression.base import BaseCodec
+from farflung.compression import bitmaps, codec, kernels, planes, rate, vectors, wire
 from farflung.compression.bitmaps import Bytes
 from farflung.compression.codec import CodecError, Payload
 from farflung.compression.planes import BLOCK, LEVELS, SECTION, UNITS, Floats, Planes
+from farflung.compression.rate import RateCodec
 
-MIN_BITS, MAX_BITS = 0.05, 4.0
-
-_MIN_SIZE, _MAX_SIZE = 2.0**-100, 2.0**127  # of D: means are normal numbers, and finite
 _PRICE = math.log(2) / 6  # of a bit in D**2: the slope of the rate-distortion curve for fine steps
 _FACTORS = (0.6, 0.4, 0.25)  # of thresholds
 _SAMPLE = 2048  # elements that thresholds are tried on
@@ -68,37 +64,12 @@ _FALLBACK_SECTIONS = 16  # that NumPy takes at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeadZone(BaseCodec):
+class DeadZone(RateCodec):
     """The dead-zone quantiser at a rate."""
 
     name: ClassVar[str] = "deadzone"
     codec_id: ClassVar[int] = 12
     version: ClassVar[int] = 1
-
-    bits: float = 1.0
-    """Bits per element of Gaussian data, MIN_BITS to MAX_BITS; becomes the shortest decimal of its fp32."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", float(str(np.float32(self.bits))))
-        if not MIN_BITS <= self.bits <= MAX_BITS:
-            raise ValueError(f"bits must be {MIN_BITS} to {MAX_BITS}, not {self.bits}")
-
-    @property
-    def block(self) -> int:
-        """Bytes hold eight elements."""
-        return 8
-
-    @property
-    def param(self) -> int:
-        """`bits` as fp32."""
-        return int.from_bytes(struct.pack("<f", self.bits), "little")
-
-    @classmethod
-    def from_param(cls, param: int) -> Self:
-        """`param` is an fp32. Raises ValueError."""
-        if not 0 <= param < 1 << 32:
-            raise ValueError(f"{param} is not an fp32")
-        return cls(bits=struct.unpack("<f", param.to_bytes(4, "little"))[0])
 
     @property
     def step(self) -> float:
@@ -141,38 +112,18 @@ class DeadZone(BaseCodec):
         wire.seal(view, self, x.numel())
         return view
 
-    def decode(self, payload: Payload, numel: int, *, out: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`."""
-        sections, means = self._open(payload, numel)
-        if out is None:
-            out = torch.empty(numel, dtype=torch.float32)
-        codec.check_target(out, numel, "out")
-        _read_sections(sections, means, 1.0, out, add=False)
-        return out
-
-    def decode_add_(self, payload: Payload, acc: Tensor, weight: float) -> None:
-        """See `Codec.decode_add_`."""
-        codec.check_target(acc, acc.numel(), "acc")
-        sections, means = self._open(payload, acc.numel())
-        _read_sections(sections, means, weight, acc, add=True)
-
     def _open(self, payload: Payload, numel: int) -> tuple[list["_Section"], Floats]:
         body = np.frombuffer(wire.unseal(payload, self, numel), np.uint8)
-        num_sections = -(-numel // SECTION)
-        start = 4 * num_sections
-        lengths = body[:start].copy().view("<u4").tolist() if len(body) >= start else []
-        end = start + sum(lengths)
-        num_means, odd = divmod(len(body) - end, 4)
-        if len(lengths) != num_sections or not 0 <= num_means < LEVELS or odd:
-            raise CodecError(f"{len(body)} bytes are not {num_sections} sections, their lengths and means")
-        means = body[end:].copy().view("<f4")
-        _check_normal(means, or_zero=True)
-        sections = []
-        for number, length in enumerate(lengths):
-            part = min(SECTION, numel - number * SECTION)
-            sections.append(_Section.read(body[start : start + length], part, num_means))
-            start += length
+        pieces, means = rate.split(body, -(-numel // SECTION), 1, LEVELS)
+        sections = [
+            _Section.read(piece, min(SECTION, numel - number * SECTION), means.shape[1])
+            for number, piece in enumerate(pieces)
+        ]
         return sections, means
+
+    def _read(self, opened: tuple[list["_Section"], Floats], weight: float, out: Tensor, *, add: bool) -> None:
+        sections, means = opened
+        _read_sections(sections, means, weight, out, add=add)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,32 +156,18 @@ class _Section:
             raise CodecError(f"section of {len(data)} bytes is too short or too long for {ones} ones")
         if num_levels and data[start:stream].max() >= bitmaps.NUM_LEVELS:
             raise CodecError("a block has an unknown level")
-        _check_normal(data[exact:].copy().view("<f4"), or_zero=False)
+        vectors.check_normal(data[exact:].copy().view("<f4"), or_zero=False)
         return cls(
             numel=numel, ones=ones, levels=data[start:stream], stream=data[stream:signs], signs=data[signs:exact],
             exact=data[exact:],
         )  # fmt: skip
 
 
-def _check_normal(values: Floats, *, or_zero: bool) -> None:
-    """Raise CodecError unless all are normal numbers, which decode to the same on every machine, or all 0 bits."""
-    bits = values.view(np.uint32)
-    exponents = bits >> 23 & 255
-    good = (exponents > 0) & (exponents < 255)
-    if not (good | (bits == 0) if or_zero else good).all():
-        raise CodecError("a value is not finite, or subnormal")
-
-
 def _quantiser(x: Tensor, step: float) -> tuple[float, NDArray[np.int32]]:
     """D, or 0 if the vector counts as zero, and the threshold of each block in units. Raises CodecError."""
-    squares = np.concatenate([np.empty(0), *map(planes.sums_of_squares, _parts(x))])
-    total = math.fsum(squares.tolist())
-    if not math.isfinite(total):
-        raise CodecError("cannot encode: an element is not finite")
-    size = step * math.sqrt(total / max(x.numel(), 1))
-    if size > _MAX_SIZE:
-        raise CodecError("cannot encode: a quantisation step is above 2**127")
-    if size < _MIN_SIZE:
+    squares = vectors.sums_of_squares(x)
+    size = vectors.step_of(squares, x.numel(), step)
+    if not size:
         return 0.0, np.full(len(squares), UNITS, np.int32)
     counts = np.minimum(x.numel() - BLOCK * np.arange(len(squares)), BLOCK)
     strengths = np.sqrt(squares / counts) / size
@@ -282,14 +219,6 @@ def _gaussian_bits(step: float) -> float:
     return entropy + tails[1] + 32 * tails[LEVELS] + 8 / BLOCK * sum(tails[:LEVELS])
 
 
-def _parts(x: Tensor) -> Iterator[Floats]:
-    """The elements of each section, on the CPU; good until the next ones."""
-    staging = torch.empty(min(x.numel(), SECTION), dtype=torch.float32, pin_memory=True) if x.is_cuda else None
-    for start in range(0, x.numel(), SECTION):
-        part = x[start : start + SECTION]
-        yield part.numpy() if staging is None else staging[: len(part)].copy_(part).numpy()
-
-
 def _rooms(num_sections: int) -> list[Planes]:
     """Room for the sections that are worked on at a time."""
     at_a_time = 1 if kernels.find("planes_quantise") else _FALLBACK_SECTIONS
@@ -304,7 +233,7 @@ def _write_sections(
     lengths = np.zeros(num_sections, "<u4")
     counts, units = np.zeros(LEVELS, np.int64), np.zeros(LEVELS, np.int64)
     end = wire.HEADER_NBYTES + lengths.nbytes
-    parts, rooms = _parts(x), _rooms(num_sections)
+    parts, rooms = vectors.parts(x, SECTION), _rooms(num_sections)
     for first in range(0, num_sections, max(len(rooms), 1)):
         batch = rooms[: num_sections - first]
         for number, room in enumerate(batch, first):
@@ -337,7 +266,7 @@ def _means(
 
 def _read_sections(sections: Sequence[_Section], means: Floats, weight: float, out: Tensor, *, add: bool) -> None:
     values = np.zeros(LEVELS + 1, np.float32)
-    values[1 : len(means) + 1] = means
+    values[1 : means.shape[1] + 1] = means[0]
     with np.errstate(over="ignore"):
         values *= np.float32(weight)
     target = out.detach().numpy()

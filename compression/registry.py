@@ -23,6 +23,7 @@ from farflung.compression.stat2 import Stat2
 from farflung.compression.subspace import Subspace
 from farflung.compression.tokenint8 import TokenInt8
 from farflung.compression.topk import TopK
+from farflung.compression.trellis import Trellis
 from farflung.compression.wire import Header
 from farflung.compression.zstd import Zstd
 
@@ -39,6 +40,7 @@ CODECS: tuple[type[Codec], ...] = (
     Stat2,
     Sign,
     DeadZone,
+    Trellis,
     TopK,
     RandK,
     LowRank,

@@ -125,7 +125,7 @@ def report(findings: dict[str, Any]) -> list[str]:
     if findings["lacks"]:
         lines.append(findings["lacks"])
     lines.append(f"clock: {findings['clock']}")
-    slow = "none: int8 is coded at a third of the speed, deadzone at a fiftieth; install gcc"
+    slow = "none: int8 is coded at a third of the speed, deadzone at a fiftieth, trellis at less than a hundredth; install gcc"
     lines.append(f"C compiler: {findings['compiler'] or slow}")
     return lines
 

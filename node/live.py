@@ -176,7 +176,7 @@ def line(event: dict[str, Any]) -> str | None:
     at = time.strftime("%H:%M:%S", time.localtime(event["time"])) if "time" in event else "--:--:--"
     match event["event"]:
         case "kernels" if not event["native"]:
-            said = f"no C kernels, so codecs are slower (deadzone about 50 times): {event['reason']}"
+            said = f"no C kernels, so codecs are slower (trellis some hundred times): {event['reason']}"
         case "node.start":
             said = f"node {event['peer'][:12]} on {event['device']}" + (", resumed" if event["resumed"] else "")
         case "node.stop":

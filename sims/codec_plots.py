@@ -24,6 +24,7 @@ FAMILIES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
     ("4-bit tables and floats", "#0e8fa8", "v", frozenset({"nf4", "mxfp4", "nvfp4", "e3m0"})),
     ("2 bits and 1 bit", "#c94a86", "^", frozenset({"stat2", "sign"})),
     ("dead zone", "#c8323a", "o", frozenset({"deadzone"})),
+    ("trellis", "#1f1e1a", "^", frozenset({"trellis"})),
     ("sparse", "#b98200", "D", frozenset({"topk", "randk"})),
     ("low rank, DCT", "#6551c4", "P", frozenset({"lowrank", "dct"})),
 )

@@ -24,7 +24,7 @@ EVERY = [
     parse_codec(spec)
     for spec in (
         "fp32", "bf16", "fp16", "int8(block=16)", "int4(block=16)", "nf4(block=16)", "mxfp4(block=16)", "nvfp4", "e3m0(block=16)",
-        "stat2", "sign(block=16)", "deadzone(bits=1.0)", "topk(chunk=64,k=16,bits=1)", "topk(chunk=64,k=16,bits=2)",
+        "stat2", "sign(block=16)", "deadzone(bits=1.0)", "trellis(bits=1.0)", "topk(chunk=64,k=16,bits=1)", "topk(chunk=64,k=16,bits=2)",
         "topk(chunk=64,k=16,bits=8)", "randk(every=3)", "lowrank(rank=2,cols=7)", "dct(cols=64,k=5)",
         "int4(block=16)+zstd", "topk(chunk=64,k=16)+zstd",
     )
@@ -196,5 +196,5 @@ def test_the_same_bits_in_eager_and_compiled_with_any_threads(
 NUMBERS = {
     "fp32": (1, 1), "int8": (2, 1), "int4": (3, 1), "bf16": (4, 1), "fp16": (5, 1), "nf4": (6, 1), "mxfp4": (7, 1), "nvfp4": (8, 1),
     "e3m0": (9, 1), "stat2": (10, 1), "sign": (11, 1), "deadzone": (12, 1), "topk": (13, 1), "randk": (14, 1), "lowrank": (15, 1),
-    "dct": (16, 1), "rotint4": (17, 1), "tokenint8": (18, 1), "subspace": (19, 1), "zstd": (60, 1),
+    "dct": (16, 1), "rotint4": (17, 1), "tokenint8": (18, 1), "subspace": (19, 1), "trellis": (20, 1), "zstd": (60, 1),
 }  # fmt: skip
