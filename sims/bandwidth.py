@@ -123,7 +123,7 @@ def link_bits(
 ) -> float:
     """Bits per parameter of one exchange in the busier direction of a peer's link, with the codecs' own headers.
 
-    What codecs promise for Gaussian data; real pseudo-gradients take a little less (`compression.deadzone`).
+    What codecs promise for Gaussian data; real pseudo-gradients take a little less (`compression.trellis`).
     """
     side = int(parameters**0.5)
     codec = MeanPolicy(*(parse_policy(spec).resolve([("matrix", (side, side))]) for spec in (wire.up, wire.down)))

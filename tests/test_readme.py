@@ -125,7 +125,7 @@ def test_the_first_screen_is_picture_figures_three_commands_and_the_tree() -> No
 def test_bits_of_contributions_are_those_of_the_default_method() -> None:
     said = re.search(r"in one and a\nhalf bits a parameter \((\S+) in runs of (\S+) steps or more\)", README)
     assert said is not None and said[2] == f"{LONG_RUN:,}"
-    assert (DEFAULT.codec, LONG_DEFAULT.codec) == ("deadzone(bits=1.5)", f"deadzone(bits={said[1]})")
+    assert (DEFAULT.codec, LONG_DEFAULT.codec) == ("deadzone(bits=1.5)", f"trellis(bits={said[1]})")
 
 
 def test_every_command_has_a_test() -> None:

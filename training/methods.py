@@ -1,13 +1,13 @@
 """The two ways to train that are ours, by name: what `farflung create --method` writes into a manifest, and what the rows of
 the same names in `farflung bench quality` are made of. Their figures, and how the settings were found: `docs/experiments.md`.
 
-- `default`: Muon inside, a dead zone, Nesterov outside with little momentum (0.9 is too much for Muon's steps) and a rate that grows with the number of contributors.
+- `default`: Muon inside, a dead zone (in long runs a trellis), Nesterov outside with little momentum (0.9 is too much for Muon's steps) and a rate that grows with the number of contributors.
 - `thrifty`: the same at a third of the bytes and less.
 
 What they may leave out depends on how long a run is. Peers have to be told so much in all that their models end in one place, however many steps they make; a
 run of some hundred steps cannot say that in a thousandth of the bytes, one of some thousand can.
 
-What a dead zone leaves out of a contribution stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. What it leaves out
+What the codec leaves out of a contribution stays in the sender's parameters (`kept`, `training.coupled`), and so in its next pseudo-gradient. What it leaves out
 of a mean, which the owners of parts code once more where there are more than two peers, is nobody's, so means have more bits; few more in long runs, where a mean of coarse
 contributions is mostly zeros. Added to the next mean of these elements it would come when training has made that progress again. Both synchronise three fragments in turn, and train on for as long as a round takes.
 """
@@ -35,7 +35,7 @@ class TrainingMethod:
     """Of contributions, as `compression` reads it."""
     mean_codec: str
     """Of means."""
-    last_codec: str = "deadzone(bits=2.5)"
+    last_codec: str
     """In the last exchange, so that little is kept when the run is over; it comes too late for momentum, and the outer optimiser is the mean then."""
 
     def fragments_of(self, inner_steps: int | Literal["auto"]) -> int | Literal["auto"]:
@@ -69,6 +69,7 @@ LONG_RUN = 2400
 
 def _method(
     inner_steps: int,
+    codec: str,
     bits: float,  # of contributions
     mean_bits: float,
 ) -> TrainingMethod:
@@ -77,14 +78,15 @@ def _method(
         inner_steps=inner_steps,
         outer_lr=0.7,
         outer_momentum=0.5,
-        codec=f"deadzone(bits={bits})",
-        mean_codec=f"deadzone(bits={mean_bits})",
+        codec=f"{codec}(bits={bits})",
+        mean_codec=f"{codec}(bits={mean_bits})",
+        last_codec=f"{codec}(bits=2.5)",
     )
 
 
-DEFAULT, THRIFTY = _method(30, 1.5, 2.5), _method(30, 0.6, 1.2)
-"""Of short runs."""
-LONG_DEFAULT, LONG_THRIFTY = _method(60, 0.85, 0.9), _method(240, 0.72, 0.75)
+DEFAULT, THRIFTY = _method(30, "deadzone", 1.5, 2.5), _method(30, "deadzone", 0.6, 1.2)
+"""Of short runs: rounds are frequent and often quick, and coding takes a twentieth of the time."""
+LONG_DEFAULT, LONG_THRIFTY = _method(60, "trellis", 0.89, 0.9), _method(240, "trellis", 0.79, 0.75)
 
 METHOD_NAMES = ("default", "thrifty")
 

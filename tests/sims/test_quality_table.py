@@ -325,7 +325,7 @@ def test_the_page_tells_the_settings_of_the_methods_that_ran() -> None:
     alone = [Tuned(method=m, grid=GRID, outcomes=(outcome(1.0, 32.0),)) for m in references([ours])]
     found = rows([*alone, tuned], NIGHTLY)
     page = "\n".join(_lines(NIGHTLY, found, {one.method.name: one.method for one in [*alone, tuned]}, 10_000, ""))
-    assert "| default | H 60, 3 fragments, strided, applied 5 steps late; Nesterov 0.7/0.5; deadzone(bits=0.85)" in page
+    assert "| default | H 60, 3 fragments, strided, applied 5 steps late; Nesterov 0.7/0.5; trellis(bits=0.89)" in page
 
 
 def test_half_of_a_gap_below_zero_is_asked_for_whole() -> None:
