@@ -73,7 +73,7 @@ class Trellis(RateCodec):
     """Trellis-coded quantisation at a rate."""
 
     name: ClassVar[str] = "trellis"
-    codec_id: ClassVar[int] = 20
+    codec_id: ClassVar[int] = 21
     version: ClassVar[int] = 1
 
     @property

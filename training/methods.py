@@ -86,7 +86,7 @@ def _method(
 
 DEFAULT, THRIFTY = _method(30, "deadzone", 1.5, 2.5), _method(30, "deadzone", 0.6, 1.2)
 """Of short runs: rounds are frequent and often quick, and coding takes a twentieth of the time."""
-LONG_DEFAULT, LONG_THRIFTY = _method(60, "trellis", 0.89, 0.9), _method(240, "trellis", 0.79, 0.75)
+LONG_DEFAULT, LONG_THRIFTY = _method(60, "trellis", 0.89, 0.9), _method(240, "trellis", 0.77, 0.77)
 
 METHOD_NAMES = ("default", "thrifty")
 

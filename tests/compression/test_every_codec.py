@@ -178,7 +178,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> CDLL | None:
 def test_the_same_bits_in_eager_and_compiled_with_any_threads(
     codec: Codec, library: CDLL | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    numel = 150_001
+    numel = 80_001
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0)) * 1e-4
     results = set()
     for way, threads in itertools.product((None, library), (1, 2)):
@@ -196,5 +196,5 @@ def test_the_same_bits_in_eager_and_compiled_with_any_threads(
 NUMBERS = {
     "fp32": (1, 1), "int8": (2, 1), "int4": (3, 1), "bf16": (4, 1), "fp16": (5, 1), "nf4": (6, 1), "mxfp4": (7, 1), "nvfp4": (8, 1),
     "e3m0": (9, 1), "stat2": (10, 1), "sign": (11, 1), "deadzone": (12, 1), "topk": (13, 1), "randk": (14, 1), "lowrank": (15, 1),
-    "dct": (16, 1), "rotint4": (17, 1), "tokenint8": (18, 1), "subspace": (19, 1), "trellis": (20, 1), "zstd": (60, 1),
+    "dct": (16, 1), "rotint4": (17, 1), "tokenint8": (18, 1), "subspace": (19, 1), "trellis": (21, 1), "zstd": (60, 1),
 }  # fmt: skip

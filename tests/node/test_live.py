@@ -146,7 +146,9 @@ def test_off_a_terminal_steps_and_refusals_are_told_now_and_then_also_when_the_c
 
 def test_missing_kernels_are_told_and_nothing_else_of_them() -> None:
     without = event(99.0, "kernels", step=0, native=False, reason="no C compiler")
-    assert (line(without) or "").endswith("no C kernels, so codecs are slower (trellis some hundred times): no C compiler")
+    assert (line(without) or "").endswith(
+        "no C kernels, so codecs are slower (trellis some hundred times): no C compiler"
+    )
     assert line(without | {"native": True}) is None
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from farflung.compression.deadzone import DeadZone
+from farflung.compression.rate import RateCodec
 from farflung.compression.registry import parse_codec
 from farflung.sims import bandwidth, bandwidth_table
 from farflung.sims.bandwidth import Method, Model, link_bits, needed_speed, our_methods, utilisation
@@ -91,7 +91,7 @@ def test_our_rows_are_those_of_the_quality_bench(rows: list[Row]) -> None:
     for method in our_methods():
         ours = training_method(method.name, LONG_RUN)
         up, down = (parse_codec(spec) for spec in (ours.codec, ours.mean_codec))
-        assert isinstance(up, DeadZone) and isinstance(down, DeadZone)
+        assert isinstance(up, RateCodec) and isinstance(down, RateCodec)
         assert up.bits <= down.bits
         assert method.bits == pytest.approx(up.bits, rel=0.1), "of two peers, half of a contribution each way"
 
