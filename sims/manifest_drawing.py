@@ -40,6 +40,7 @@ CODECS = (
     "int8(block=128)",
     "fp32",
     "deadzone(bits=2.0)",
+    "trellis(bits=0.9)",
     "int4(block=64)",
     "bf16",
     "sign",

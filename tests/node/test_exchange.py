@@ -114,7 +114,9 @@ def test_a_round_gives_everybody_the_weighted_mean(num: int, policy: str, feedba
 
 
 @pytest.mark.parametrize("feedback", ["none", "residual"])
-@pytest.mark.parametrize(("up", "down"), [("int4(block=16)", "fp32"), ("fp32", "deadzone(bits=4.0)")])
+@pytest.mark.parametrize(
+    ("up", "down"), [("int4(block=16)", "fp32"), ("fp32", "deadzone(bits=4.0)"), ("fp32", "trellis(bits=4.0)")]
+)
 def test_each_way_has_its_codec(up: str, down: str, feedback: str) -> None:
     """A mean of two has none, where it would be no shorter."""
     ways = uniform(parse_codec(up), NUMEL), uniform(parse_codec(down), NUMEL)

@@ -35,6 +35,7 @@ KEPT = FeedbackSpec(uplink="kept")
         ("fp32", None),
         ("int8(block=32)", None),
         ("deadzone(bits=1.5)", KEPT),
+        ("trellis(bits=0.9)", KEPT),
         *further(
             ("bf16", None), ("fp16", None), ("bf16+zstd", None), ("int4(block=32)", None), ("deadzone(bits=0.6)", KEPT)
         ),
