@@ -19,7 +19,7 @@ is the Gaussian bound:
       deadzone: above    0.024   0.059   0.121   0.144   0.230   0.235
 
 So 0.05 to 0.16 bits less for the same error, from 0.7 bits on. At 0.85 bits one core (AVX2) takes some 25 ns for an element to encode and 9 to decode and
-add, more than ten times as long as `deadzone`: a second for 40 million parameters, against minutes of training between rounds. Without kernels NumPy takes
+add, 40 and 20 times as long as `deadzone`: a second for 40 million parameters, against minutes of training between rounds. Without kernels NumPy takes
 a hundred times as long, and more where a vector has few sections.
 
 Why these choices:
