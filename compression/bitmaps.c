@@ -1,6 +1,6 @@
 /* What _encode and _decode of bitmaps.py do with NumPy. */
 
-#include "kernels.h"
+#include "rans.h"
 
 /* With these, eight states at a time are worth it; Zen 1 and 2 have pext and pdep, but in microcode. */
 #if defined(__AVX2__) && defined(__BMI2__) && !defined(__znver1__) && !defined(__znver2__)
@@ -8,28 +8,17 @@
 #define VECTORS
 #endif
 
-enum { BLOCK = 512, LANES = 32, PRECISION = 15 }; /* as in bitmaps.py */
-
-#define LOWEST (1u << 16) /* of a state between symbols */
-#define SLOT ((1u << PRECISION) - 1)
+enum { BLOCK = 512, LANES = 32 }; /* as in bitmaps.py */
 
 static inline size_t block_length(size_t numel, size_t block)
 {
     return numel - block * BLOCK < BLOCK ? numel - block * BLOCK : BLOCK;
 }
 
-/* Puts `byte` into the state and returns where the next word ends. */
-static inline uint8_t *put(uint32_t *state, uint32_t share, uint8_t *next)
+/* Puts a byte with this share: how many slots it has, and 2**16 times the first of them. */
+static inline uint8_t *put_share(uint32_t *state, uint32_t share, uint8_t *next)
 {
-    uint32_t size = share & 0xffff;
-    if (*state >> 17 >= size) {
-        uint16_t word = (uint16_t)*state;
-        next -= 2;
-        memcpy(next, &word, 2);
-        *state >>= 16;
-    }
-    *state += *state / size * ((1u << PRECISION) - size) + (share >> 16);
-    return next;
+    return put(state, share & 0xffff, share >> 16, next);
 }
 
 static inline uint8_t take(uint32_t *state, const uint8_t *slots, const uint32_t *shares)
@@ -118,7 +107,7 @@ static inline uint8_t *put_turns(uint32_t *states, const uint8_t *bytes, size_t 
     memcpy(local, states, sizeof local);
     for (size_t i = length; i; i -= LANES)
         for (size_t lane = LANES; lane-- > 0;)
-            next = put(&local[lane], share[i - LANES + lane], next);
+            next = put_share(&local[lane], share[i - LANES + lane], next);
 #endif
     memcpy(states, local, sizeof local);
     return next;
@@ -189,7 +178,7 @@ void bitmaps_encode(
             size_t i = block_length(lengths[map], block);
             while (i % LANES) {
                 i--;
-                next = put(&states[i % LANES], share[bytes[i]], next);
+                next = put_share(&states[i % LANES], share[bytes[i]], next);
             }
             next = put_turns(states, bytes, i, share, next);
         }
@@ -218,14 +207,8 @@ void bitmaps_decode(
             for (size_t i = take_turns(states, bytes, length, slot, share, &next, end); i < length; i++) {
                 uint32_t *state = &states[i % LANES];
                 bytes[i] = take(state, slot, share);
-                if (*state < LOWEST) {
-                    uint16_t word = 0; /* as if zeros followed the stream */
-                    if (end - next >= 2) {
-                        memcpy(&word, next, 2);
-                        next += 2;
-                    }
-                    *state = *state << 16 | word;
-                }
+                if (*state < LOWEST)
+                    *state = refilled(*state, &next, end);
             }
         }
 }

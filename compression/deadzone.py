@@ -31,8 +31,8 @@ Why these choices:
 - At least the largest element of any vector is sent: then error feedback sends everything in the end.
 - Level LEVELS is exact: the heaviest tail costs 32 bits per outlier, and takes nothing from the rest.
 
-Body: lengths of the sections u32[ceil(n / SECTION)]; the sections; means fp32[planes in use, below LEVELS]. A section
-is SECTION elements, or what is left of them, and stands alone: number of planes p u8; ones of each u32[p], never 0;
+Body: lengths of the sections u32[ceil(n / section)]; the sections; means fp32[planes in use, below LEVELS]. A section
+is `section` elements, or what is left of them, and stands alone: number of planes p u8; ones of each u32[p], never 0;
 levels and stream of the planes, as `bitmaps` has it; signs; exact values fp32. All lengths follow from
 the ones; whatever the bytes are then, they decode to finite numbers.
 
@@ -51,9 +51,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farflung.compression import bitmaps, codec, kernels, planes, rate, vectors, wire
+from farflung.compression import bitmaps, codec, kernels, planes, vectors, wire
 from farflung.compression.bitmaps import Bytes
-from farflung.compression.codec import CodecError, Payload
+from farflung.compression.codec import CodecError
 from farflung.compression.planes import BLOCK, LEVELS, SECTION, UNITS, Floats, Planes
 from farflung.compression.rate import RateCodec
 
@@ -64,12 +64,14 @@ _FALLBACK_SECTIONS = 16  # that NumPy takes at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeadZone(RateCodec):
+class DeadZone(RateCodec["_Section"]):
     """The dead-zone quantiser at a rate."""
 
     name: ClassVar[str] = "deadzone"
     codec_id: ClassVar[int] = 12
     version: ClassVar[int] = 1
+    section: ClassVar[int] = SECTION
+    levels: ClassVar[int] = LEVELS
 
     @property
     def step(self) -> float:
@@ -86,13 +88,13 @@ class DeadZone(RateCodec):
         bits = 1.06 * 0.5 * math.log2(2 * math.pi * math.e * (square + 1 / 12)) + 0.03
         bits += 32 * min(square / LEVELS**2, 1.0)  # exact values
         per_section = 4 + 1 + (4 + 2) * LEVELS + bitmaps.STATES_NBYTES
-        return 4 * LEVELS + -(-numel // SECTION) * per_section + math.ceil(bits * numel / 8)
+        return 4 * LEVELS + -(-numel // DeadZone.section) * per_section + math.ceil(bits * numel / 8)
 
     def expected_nbytes(self, numel: int) -> int:
         """See `Codec.expected_nbytes`: `bits` per element, and the fixed parts of sections. Real pseudo-gradients take less,
         above 0.3 bits (see the module). Raises ValueError.
         """
-        sections = -(-numel // SECTION)
+        sections = -(-numel // DeadZone.section)
         expected = wire.HEADER_NBYTES + sections * (4 + bitmaps.STATES_NBYTES) + math.ceil(self.bits * numel / 8)
         return min(expected, self.max_nbytes(numel))
 
@@ -112,18 +114,29 @@ class DeadZone(RateCodec):
         wire.seal(view, self, x.numel())
         return view
 
-    def _open(self, payload: Payload, numel: int) -> tuple[list["_Section"], Floats]:
-        body = np.frombuffer(wire.unseal(payload, self, numel), np.uint8)
-        pieces, means = rate.split(body, -(-numel // SECTION), 1, LEVELS)
-        sections = [
-            _Section.read(piece, min(SECTION, numel - number * SECTION), means.shape[1])
-            for number, piece in enumerate(pieces)
-        ]
-        return sections, means
+    @staticmethod
+    def _parse(data: Bytes, numel: int, num_means: int) -> "_Section":
+        return _Section.read(data, numel, num_means)
 
-    def _read(self, opened: tuple[list["_Section"], Floats], weight: float, out: Tensor, *, add: bool) -> None:
-        sections, means = opened
-        _read_sections(sections, means, weight, out, add=add)
+    @staticmethod
+    def _read(sections: Sequence["_Section"], means: Floats, weight: float, out: Tensor, *, add: bool) -> None:
+        values = np.zeros(LEVELS + 1, np.float32)
+        values[1 : means.shape[1] + 1] = means[0]
+        with np.errstate(over="ignore"):
+            values *= np.float32(weight)
+        target = out.detach().numpy()
+        rooms = _rooms(len(sections))
+        for first in range(0, len(sections), max(len(rooms), 1)):
+            batch = list(zip(rooms, sections[first : first + len(rooms)], strict=False))
+            for room, section in batch:
+                room.numel, room.ones = section.numel, section.ones
+                room.sign_map()[:] = section.signs
+                room.exact_values()[:] = section.exact.copy().view("<f4")
+            coded = [(section.levels, section.stream) for _, section in batch if section.ones]
+            bitmaps.decode(coded, [room.maps() for room, _ in batch if room.ones])
+            for number, (room, section) in enumerate(batch, first):
+                part = target[number * DeadZone.section :][: section.numel]
+                planes.expand(room, values, weight, part, add=add)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,15 +242,15 @@ def _write_sections(
     view: memoryview, x: Tensor, size: float, thresholds: NDArray[np.int32]
 ) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
     """Write the lengths and the sections of a body. Returns where they end, and the elements and units of each level."""
-    num_sections = -(-x.numel() // SECTION)
+    num_sections = -(-x.numel() // DeadZone.section)
     lengths = np.zeros(num_sections, "<u4")
     counts, units = np.zeros(LEVELS, np.int64), np.zeros(LEVELS, np.int64)
     end = wire.HEADER_NBYTES + lengths.nbytes
-    parts, rooms = vectors.parts(x, SECTION), _rooms(num_sections)
+    parts, rooms = vectors.parts(x, DeadZone.section), _rooms(num_sections)
     for first in range(0, num_sections, max(len(rooms), 1)):
         batch = rooms[: num_sections - first]
         for number, room in enumerate(batch, first):
-            blocks = thresholds[number * (SECTION // BLOCK) :]
+            blocks = thresholds[number * (DeadZone.section // BLOCK) :]
             units += planes.quantise(next(parts), UNITS / size if size else 0.0, blocks, room)
             counts += room.counts()
         coded = bitmaps.encode([room.maps() for room in batch])
@@ -262,23 +275,3 @@ def _means(
     in_use = min(int(np.max(np.nonzero(counts)[0] + 1, initial=0)), LEVELS - 1)
     means = units[:in_use] / np.maximum(counts[:in_use], 1) * (size / UNITS)
     return np.minimum(means, np.finfo(np.float32).max).astype("<f4")
-
-
-def _read_sections(sections: Sequence[_Section], means: Floats, weight: float, out: Tensor, *, add: bool) -> None:
-    values = np.zeros(LEVELS + 1, np.float32)
-    values[1 : means.shape[1] + 1] = means[0]
-    with np.errstate(over="ignore"):
-        values *= np.float32(weight)
-    target = out.detach().numpy()
-    rooms = _rooms(len(sections))
-    for first in range(0, len(sections), max(len(rooms), 1)):
-        batch = list(zip(rooms, sections[first : first + len(rooms)], strict=False))
-        for room, section in batch:
-            room.numel, room.ones = section.numel, section.ones
-            room.sign_map()[:] = section.signs
-            room.exact_values()[:] = section.exact.copy().view("<f4")
-        coded = [(section.levels, section.stream) for _, section in batch if section.ones]
-        bitmaps.decode(coded, [room.maps() for room, _ in batch if room.ones])
-        for number, (room, section) in enumerate(batch, first):
-            part = target[number * SECTION :][: section.numel]
-            planes.expand(room, values, weight, part, add=add)

@@ -1,11 +1,9 @@
 /* What _encode and _decode of lanes.py do with NumPy: a step is one decision of each of the eight lanes that have one to make. */
 
+#include "rans.h"
 #include "trellis.h"
 
-enum { PRECISION = 15, FINE = 24, RATE = 8, LEAST = 8 }; /* as in lanes.py */
-
-#define LOWEST (1u << 16) /* of a state between decisions */
-#define SLOT ((1u << PRECISION) - 1)
+enum { FINE = 24, RATE = 8, LEAST = 8 }; /* as in lanes.py */
 
 typedef struct {
     lanes chances[LEVELS + 1]; /* by context: of a one, in 2**-FINE */
@@ -21,27 +19,33 @@ static inline model begin(const uint16_t *shares, unsigned planes, int adapts)
     return m;
 }
 
-static inline lanes share_of(lanes chance)
+/* Of a yes to the question of a plane, of 2**PRECISION slots; `second` are the lanes that have the second quantiser. */
+static inline lanes share_of(const model *m, unsigned plane, lanes second)
 {
+    lanes chance = plane == 1 ? choose_lanes(second, m->chances[1], m->chances[0]) : m->chances[plane];
     lanes share = chance >> (FINE - PRECISION), least = (lanes){0} + LEAST, most = (lanes){0} + ((1 << PRECISION) - LEAST);
     return choose_lanes(share < least, least, choose_lanes(share > most, most, share));
 }
 
-static inline lanes moved(const model *m, lanes chance, lanes ones)
+static inline void move(lanes *chance, lanes which, lanes ones)
 {
-    return chance + (((ones & (1 << FINE)) - chance) >> RATE & m->adapts);
+    *chance += (((ones & (1 << FINE)) - *chance) >> RATE) & which;
 }
 
-static inline uint8_t *put(uint32_t *state, uint32_t size, uint32_t start, uint8_t *next)
+/* What the active lanes have answered. */
+static inline void tell(model *m, unsigned plane, lanes second, lanes active, lanes ones)
 {
-    if (*state >> 17 >= size) {
-        uint16_t word = (uint16_t)*state;
-        next -= 2;
-        memcpy(next, &word, 2);
-        *state >>= 16;
-    }
-    *state = (*state / size << PRECISION) + *state % size + start;
-    return next;
+    active &= m->adapts;
+    if (plane == 1) {
+        move(&m->chances[0], active & ~second, ones);
+        move(&m->chances[1], active & second, ones);
+    } else
+        move(&m->chances[plane], active, ones);
+}
+
+static inline int any(lanes which)
+{
+    return memcmp(&which, &(lanes){0}, sizeof which) != 0;
 }
 
 /* `notes` has room for eight numbers of each step; the stream is written backwards from `end`. */
@@ -56,19 +60,12 @@ void lanes_encode(
         memcpy(padded, cells + i, numel - i < LANES ? numel - i : LANES);
         lanes cell = {padded[0], padded[1], padded[2], padded[3], padded[4], padded[5], padded[6], padded[7]};
         lanes level = cell & LEVEL, second = cell >> QUANTISER > 0, active = number < (int32_t)(numel - i < LANES ? numel - i : LANES);
-        for (unsigned plane = 1; plane <= planes; plane++) {
-            lanes *chance = plane == 1 ? m.chances : m.chances + plane, own = *chance, ones = (level >= (int32_t)plane) & active;
-            if (plane == 1)
-                own = choose_lanes(second, m.chances[1], own);
-            lanes told = (share_of(own) | (ones & 1 << PRECISION)) & active, after = moved(&m, own, ones);
+        for (unsigned plane = 1; plane <= planes && any(active); plane++) {
+            lanes ones = (level >= (int32_t)plane) & active, told = (share_of(&m, plane, second) | (ones & 1 << PRECISION)) & active;
             for (size_t lane = 0; lane < LANES; lane++)
                 *note++ = (uint16_t)told[lane];
-            if (plane == 1)
-                m.chances[1] = choose_lanes(second & active, after, m.chances[1]);
-            *chance = choose_lanes(plane == 1 ? ~second & active : active, after, *chance);
+            tell(&m, plane, second, active, ones);
             active = ones;
-            if (plane < planes && !memcmp(&active, &(lanes){0}, sizeof active))
-                break;
         }
     }
     uint32_t states[LANES];
@@ -102,33 +99,19 @@ void lanes_decode(const uint8_t *stream, size_t nbytes, size_t numel, unsigned p
         lanes level = {0}, second, active = number < (int32_t)here;
         for (size_t lane = 0; lane < LANES; lane++)
             second[lane] = -(places[lane] & 1);
-        for (unsigned plane = 1; plane <= planes; plane++) {
-            lanes *chance = plane == 1 ? m.chances : m.chances + plane, own = *chance;
-            if (plane == 1)
-                own = choose_lanes(second, m.chances[1], own);
-            lanes share = share_of(own), slot = (lanes)(states & SLOT), ones = (slot < share) & active;
+        for (unsigned plane = 1; plane <= planes && any(active); plane++) {
+            lanes share = share_of(&m, plane, second), slot = (lanes)(states & SLOT), ones = (slot < share) & active;
             lanes size = choose_lanes(ones, share, (1 << PRECISION) - share);
             states_of after = (states_of)size * (states >> PRECISION) + (states_of)(slot - (~ones & share));
             states = (states_of)choose_lanes(active, (lanes)after, (lanes)states);
             lanes low = ((lanes)(states >> 16) == 0) & active;
-            if (memcmp(&low, &(lanes){0}, sizeof low))
+            if (any(low))
                 for (size_t lane = 0; lane < LANES; lane++)
-                    if (low[lane]) {
-                        uint16_t word = 0; /* as if zeros followed the stream */
-                        if (end - next >= 2) {
-                            memcpy(&word, next, 2);
-                            next += 2;
-                        }
-                        states[lane] = states[lane] << 16 | word;
-                    }
-            own = moved(&m, own, ones);
-            if (plane == 1)
-                m.chances[1] = choose_lanes(second & active, own, m.chances[1]);
-            *chance = choose_lanes(plane == 1 ? ~second & active : active, own, *chance);
+                    if (low[lane])
+                        states[lane] = refilled(states[lane], &next, end);
+            tell(&m, plane, second, active, ones);
             level -= ones;
             active = ones;
-            if (!memcmp(&active, &(lanes){0}, sizeof active))
-                break;
         }
         for (size_t lane = 0; lane < here; lane++) {
             cells[i + lane] = (uint8_t)(level[lane] | (places[lane] & 1) << QUANTISER);

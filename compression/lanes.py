@@ -27,8 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.compression import kernels
-from farflung.compression.paths import LANES, LEVEL, LEVELS, NEXT, QUANTISER, TURNS, Bytes
+from farflung.compression import kernels, paths
+from farflung.compression.bitmaps import Bytes
+from farflung.compression.paths import LANES, LEVEL, LEVELS, NEXT, QUANTISER, TURNS
 
 STATES_NBYTES = 4 * LANES
 """The shortest stream."""
@@ -58,11 +59,10 @@ class Model:
         return len(self.shares) - 1
 
     @classmethod
-    def of(cls, cells: Bytes) -> "Model":
-        """The shares in these cells, of which not all have level 0."""
-        counts = np.bincount(cells, minlength=256).reshape(2, -1)[:, : LEVELS + 1]
-        above = counts[:, ::-1].cumsum(1)[:, ::-1]
-        reached = above.sum(0)[: 1 + int((cells & LEVEL).max())]
+    def of(cls, counts: NDArray[np.int64]) -> "Model":
+        """The shares where so many cells have each quantiser and level, as `paths.sums` has it, and not all level 0."""
+        above = paths.at_least(counts)
+        reached = np.trim_zeros(above.sum(0), "b")
         yes = np.concatenate([above[:, 1], reached[2:]])
         asked = np.concatenate([above[:, 0], reached[1:-1]])
         shares = (yes << _PRECISION) // np.maximum(asked, 1)
@@ -79,11 +79,10 @@ class Model:
         return bool(((self.shares >= LEAST) & (self.shares <= (1 << _PRECISION) - LEAST)).all())
 
 
-def plain_nbytes(cells: Bytes, planes: int) -> int:
-    """Of the stream of `Model.plain`."""
-    levels = cells & LEVEL
-    answers = len(cells) + int(levels.sum(dtype=np.int64)) - int(np.count_nonzero(levels == planes))
-    return STATES_NBYTES + 2 * -(-answers // 16)
+def plain_nbytes(counts: NDArray[np.int64]) -> int:
+    """Of the stream of `Model.plain`: each cell is asked for all levels below its own, and for its own unless that is the highest."""
+    reached = np.trim_zeros(paths.at_least(counts).sum(0), "b")
+    return STATES_NBYTES + 2 * -(-int(reached[:-1].sum()) // 16)
 
 
 def groups_at_a_time() -> int:

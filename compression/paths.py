@@ -27,9 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.compression import kernels
-
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
+from farflung.compression.bitmaps import Bytes
+from farflung.compression.planes import Floats
 
 LEVELS = 24
 """Magnitudes told apart, besides 0; what has the highest is kept exactly."""
@@ -142,6 +141,11 @@ def sums(cells: Bytes, x: Floats) -> tuple[NDArray[np.int64], NDArray[np.float64
     return counts.reshape(2, -1)[:, : LEVELS + 1], magnitudes.reshape(2, -1)[:, : LEVELS + 1]
 
 
+def at_least(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """From how many elements have each level, how many have that or a higher one: [2, LEVELS + 1]."""
+    return counts[:, ::-1].cumsum(1)[:, ::-1]
+
+
 def expand(
     cells: Bytes,
     signs: Bytes,  # a bit for each element above level 0, set for minus
@@ -180,7 +184,7 @@ def _as_found(sample: Floats, inverse: float, cells: Bytes, before: Prices) -> P
     off = magnitudes * inverse - counts * (2 * np.arange(LEVELS + 1) - [[0], [1]])
     groups, offs = (np.stack([a[:, 1], a[:, 2], a[:, 3:LEVELS].sum(1)], axis=1) for a in (counts, off))
     shifts = np.where(groups > 8, offs / np.maximum(groups, 1), before.shifts).astype(np.float32)
-    above = counts[:, ::-1].cumsum(1)[:, ::-1]  # elements of at least a level
+    above = at_least(counts)
     reached = above.sum(0)
     return Prices.of_shares(
         shifts,
@@ -196,7 +200,7 @@ def _search(x: Floats, inverse: np.float32, prices: Floats, cells: Bytes) -> Non
     padded = np.zeros(-(-len(x) // (turns * LANES)) * turns * LANES, np.float32)
     padded[: len(x)] = np.abs(x) * inverse
     np.minimum(padded, np.float32(_FARTHEST), out=padded)
-    magnitudes = _by_turns(padded, turns)
+    magnitudes = np.ascontiguousarray(padded.reshape(-1, turns, LANES).transpose(1, 0, 2)).reshape(turns, -1)
     totals = np.full((_STATES, magnitudes.shape[1]), np.float32(_MANY))
     totals[0] = 0
     levels = np.empty((turns, 2, 2, magnitudes.shape[1]), np.uint8)
@@ -221,11 +225,6 @@ def _search(x: Floats, inverse: np.float32, prices: Floats, cells: Bytes) -> Non
         odd, states = odds[states, which], from_[states, which]
         found[turn] = levels[turn, states & 1, odd, every] | (states & 1) << QUANTISER
     cells[:] = found.reshape(turns, -1, LANES).transpose(1, 0, 2).reshape(-1)[: len(x)]
-
-
-def _by_turns(padded: Floats, turns: int) -> Floats:
-    """[turns, paths]"""
-    return np.ascontiguousarray(padded.reshape(-1, turns, LANES).transpose(1, 0, 2)).reshape(turns, -1)
 
 
 def _costs(magnitude: Floats, prices: Floats, levels: Bytes) -> list[list[Floats]]:

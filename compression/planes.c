@@ -3,29 +3,15 @@
    Plane a + 1 and, for a = 1, the signs have a bit for each one of plane a: a mask of elements becomes such bits by `pext` with the
    mask of the level before, and bits become a mask by `pdep`. */
 
-#include "kernels.h"
+#include "vectors.h"
 
 enum { LEVELS = 24, BLOCK = 4096, UNITS = 256, COLUMNS = 16 }; /* as in planes.py */
 enum { AHEAD = 512 }; /* elements; data asked for this early takes 15 % off planes_quantise */
 
-typedef float floats __attribute__((vector_size(32)));
-typedef int32_t lanes __attribute__((vector_size(32))); /* a comparison gives 0 or -1 */
 typedef uint32_t counters __attribute__((vector_size(32)));
 typedef int32_t packed __attribute__((vector_size(32), aligned(4), may_alias)); /* lanes anywhere in memory */
 
-static inline floats broadcast(float value)
-{
-    return (floats){value, value, value, value, value, value, value, value};
-}
-
 #ifdef __AVX2__
-#include <immintrin.h>
-
-static inline floats choose(lanes which, floats these, floats others)
-{
-    return (floats)_mm256_blendv_ps((__m256)others, (__m256)these, (__m256)which);
-}
-
 /* A bit for each of four times eight lanes: whether it is negative. */
 static inline uint64_t mask_of(const lanes *which)
 {
@@ -34,11 +20,6 @@ static inline uint64_t mask_of(const lanes *which)
     return (uint32_t)_mm256_movemask_epi8(_mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
 }
 #else
-static inline floats choose(lanes which, floats these, floats others)
-{
-    return (floats)((which & (lanes)these) | (~which & (lanes)others));
-}
-
 static inline uint64_t mask_of(const lanes *which)
 {
     uint64_t mask = 0;

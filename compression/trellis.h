@@ -3,28 +3,10 @@
 #ifndef FARFLUNG_TRELLIS_H
 #define FARFLUNG_TRELLIS_H
 
-#include "kernels.h"
+#include "vectors.h"
 
 enum { LANES = 8, TURNS = 512, LEVELS = 24, STATES = 8, LEVEL = 31, QUANTISER = 7 }; /* as in paths.py */
 
 static const uint8_t NEXT[STATES][2] = {{0, 2}, {5, 7}, {1, 3}, {6, 4}, {2, 0}, {4, 6}, {3, 1}, {7, 5}};
-
-typedef float floats __attribute__((vector_size(32)));
-typedef int32_t lanes __attribute__((vector_size(32))); /* a comparison gives 0 or -1 */
-
-static inline floats broadcast(float value)
-{
-    return (floats){value, value, value, value, value, value, value, value};
-}
-
-static inline floats choose(lanes which, floats these, floats others)
-{
-    return (floats)((which & (lanes)these) | (~which & (lanes)others));
-}
-
-static inline lanes choose_lanes(lanes which, lanes these, lanes others)
-{
-    return (which & these) | (~which & others);
-}
 
 #endif

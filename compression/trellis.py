@@ -28,8 +28,8 @@ Why these choices:
 - At least the largest element of any vector is sent: then error feedback sends everything in the end.
 - Level LEVELS is exact: the heaviest tail costs 32 bits per outlier, and takes nothing from the rest.
 
-Body: lengths of the sections u32[ceil(n / SECTION)]; the sections; means fp32[2, highest level below LEVELS]. A section is
-SECTION elements, or what is left of them, and stands alone: its highest level p u8, plus 128 if answers are plain; and unless p is 0,
+Body: lengths of the sections u32[ceil(n / section)]; the sections; means fp32[2, highest level below LEVELS]. A section is
+`section` elements, or what is left of them, and stands alone: its highest level p u8, plus 128 if answers are plain; and unless p is 0,
 ones, elements above level 0, u32; only if p is LEVELS, those of that level u32; unless plain, shares u16[p + 1]; stream; signs, a
 bit for each one; exact values fp32. Whatever the bytes are then, they decode to finite numbers.
 
@@ -48,14 +48,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farflung.compression import codec, lanes, paths, rate, vectors, wire
-from farflung.compression.codec import CodecError, Payload
+from farflung.compression import codec, lanes, paths, vectors, wire
+from farflung.compression.bitmaps import Bytes
+from farflung.compression.codec import CodecError
 from farflung.compression.lanes import Model
-from farflung.compression.paths import LANES, LEVEL, LEVELS, Bytes, Floats
+from farflung.compression.paths import LANES, LEVEL, LEVELS
+from farflung.compression.planes import Floats
 from farflung.compression.rate import RateCodec
-
-SECTION = 1 << 17
-"""Elements; of one section NumPy, without kernels, codes eight at a time."""
 
 STEPS = (
     (4.0715, 0.125), (3.9009, 0.14), (3.7298, 0.16), (3.4164, 0.2), (3.0968, 0.25), (2.7339, 0.32), (2.4034, 0.4), (2.0603, 0.5),
@@ -69,12 +68,15 @@ _SAMPLE = 16, 1024  # pieces that prices are fitted to, and their elements
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trellis(RateCodec):
+class Trellis(RateCodec["_Section"]):
     """Trellis-coded quantisation at a rate."""
 
     name: ClassVar[str] = "trellis"
     codec_id: ClassVar[int] = 21
     version: ClassVar[int] = 1
+    section: ClassVar[int] = 1 << 17
+    levels: ClassVar[int] = LEVELS
+    mean_rows: ClassVar[int] = 2
 
     @property
     def step(self) -> float:
@@ -90,14 +92,14 @@ class Trellis(RateCodec):
         strength = 1 / self.step
         bits = 2 + (strength + 4) / 2 + 32 * min((strength / (2 * LEVELS - 4)) ** 2, 1.0)
         per_section = 4 + 1 + 8 + 2 * (LEVELS + 1) + lanes.STATES_NBYTES + 2 * LANES + 2
-        return 8 * LEVELS + -(-numel // SECTION) * per_section + math.ceil(bits * numel / 8)
+        return 8 * LEVELS + -(-numel // Trellis.section) * per_section + math.ceil(bits * numel / 8)
 
     def expected_nbytes(self, numel: int) -> int:
         """See `Codec.expected_nbytes`: `bits` per element, and the fixed parts of sections. Real pseudo-gradients take less,
         above 0.3 bits (see the module). Raises ValueError.
         """
         per_section = 4 + 1 + 4 + 2 * 3 + lanes.STATES_NBYTES
-        expected = wire.HEADER_NBYTES + -(-numel // SECTION) * per_section + math.ceil(self.bits * numel / 8)
+        expected = wire.HEADER_NBYTES + -(-numel // Trellis.section) * per_section + math.ceil(self.bits * numel / 8)
         return min(expected, self.max_nbytes(numel))
 
     def encode(self, x: Tensor, *, out: bytearray | memoryview | None = None) -> memoryview:
@@ -115,18 +117,26 @@ class Trellis(RateCodec):
         wire.seal(view, self, x.numel())
         return view
 
-    def _open(self, payload: Payload, numel: int) -> tuple[list["_Section"], Floats]:
-        body = np.frombuffer(wire.unseal(payload, self, numel), np.uint8)
-        pieces, means = rate.split(body, -(-numel // SECTION), 2, LEVELS)
-        sections = [
-            _Section.read(piece, min(SECTION, numel - number * SECTION), means.shape[1])
-            for number, piece in enumerate(pieces)
-        ]
-        return sections, means
+    @staticmethod
+    def _parse(data: Bytes, numel: int, num_means: int) -> "_Section":
+        return _Section.read(data, numel, num_means)
 
-    def _read(self, opened: tuple[list["_Section"], Floats], weight: float, out: Tensor, *, add: bool) -> None:
-        sections, means = opened
-        _read_sections(sections, means, weight, out, add=add)
+    @staticmethod
+    def _read(sections: Sequence["_Section"], means: Floats, weight: float, out: Tensor, *, add: bool) -> None:
+        values = np.zeros((2, 128), np.float32)
+        values[:, 1 : means.shape[1] + 1] = means
+        with np.errstate(over="ignore"):
+            values *= np.float32(weight)
+        target = out.detach().numpy()
+        at_a_time = lanes.groups_at_a_time()
+        for first in range(0, len(sections), at_a_time):
+            batch = sections[first : first + at_a_time]
+            cells = [np.zeros(section.numel, np.uint8) for section in batch]
+            lanes.decode([(one.stream, one.model, own) for one, own in zip(batch, cells, strict=True) if one.model])
+            for number, (section, own) in enumerate(zip(batch, cells, strict=True), first):
+                part = target[number * Trellis.section :][: section.numel]
+                exact = section.exact.copy().view("<f4")
+                paths.expand(own, section.signs, exact, values.reshape(-1), weight, part, add=add)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,9 +185,9 @@ def _step(bits: float) -> float:
 
 def _largest(x: Tensor) -> int:
     """Where the largest element is."""
-    places = [(float(np.abs(part).max()), int(np.abs(part).argmax())) for part in vectors.parts(x, SECTION)]
+    places = [(float(np.abs(part).max()), int(np.abs(part).argmax())) for part in vectors.parts(x, Trellis.section)]
     number = max(range(len(places)), key=lambda n: places[n][0])
-    return number * SECTION + places[number][1]
+    return number * Trellis.section + places[number][1]
 
 
 def _sample(x: Tensor) -> Floats:
@@ -199,25 +209,26 @@ def _write_sections(
     """Write the lengths and the sections of a body. Returns where they end, and how many elements have each quantiser and level, and the sums of their
     magnitudes: [2, LEVELS + 1].
     """
-    lengths = np.zeros(-(-x.numel() // SECTION), "<u4")
+    lengths = np.zeros(-(-x.numel() // Trellis.section), "<u4")
     counts, sums = np.zeros((2, LEVELS + 1), np.int64), np.zeros((2, LEVELS + 1))
     end = wire.HEADER_NBYTES + lengths.nbytes
     inverse = 1 / step if step else 0.0
     prices = paths.fit(_sample(x), inverse) if step and only is None else None
-    number, together = 0, lanes.groups_at_a_time() * SECTION
+    number, together = 0, lanes.groups_at_a_time() * Trellis.section
     for part in vectors.parts(x, together):
         if prices is not None:
             cells = paths.search(part, inverse, prices)
         else:
-            cells = paths.single(len(part), None if only is None else only - number * SECTION)
-        pieces = [(cells[at : at + SECTION], part[at : at + SECTION]) for at in range(0, len(part), SECTION)]
-        models = [Model.of(own) if (own & LEVEL).any() else None for own, _ in pieces]
+            cells = paths.single(len(part), None if only is None else only - number * Trellis.section)
+        starts = range(0, len(part), Trellis.section)
+        pieces = [(cells[at : at + Trellis.section], part[at : at + Trellis.section]) for at in starts]
+        found = [paths.sums(*piece) for piece in pieces]
+        models = [Model.of(own) if own[:, 1:].any() else None for own, _ in found]
         streams = iter(lanes.encode([(own, m) for (own, _), m in zip(pieces, models, strict=True) if m]))
-        for (own, values), model in zip(pieces, models, strict=True):
-            found, magnitudes = paths.sums(own, values)
-            counts += found
+        for piece, (own, magnitudes), model in zip(pieces, found, models, strict=True):
+            counts += own
             sums += magnitudes
-            section = _section(own, values, model, next(streams)) if model else bytes(1)
+            section = _section(*piece, own, model, next(streams)) if model else bytes(1)
             view[end : end + len(section)] = section
             end += len(section)
             lengths[number] = len(section)
@@ -226,11 +237,11 @@ def _write_sections(
     return end, counts, sums
 
 
-def _section(cells: Bytes, part: Floats, model: Model, stream: Bytes) -> bytes:
+def _section(cells: Bytes, part: Floats, counts: NDArray[np.int64], model: Model, stream: Bytes) -> bytes:
     """The bytes of one that is not all 0."""
     levels = cells & LEVEL
     above = np.flatnonzero(levels)
-    plain = len(stream) + 2 * (model.planes + 1) > lanes.plain_nbytes(cells, model.planes)
+    plain = len(stream) + 2 * (model.planes + 1) > lanes.plain_nbytes(counts)
     if plain:
         [stream] = lanes.encode([(cells, Model.plain(model.planes))])
     exact = part[levels == LEVELS].astype("<f4")
@@ -251,20 +262,3 @@ def _means(counts: NDArray[np.int64], sums: NDArray[np.float64]) -> Floats:
     means = sums[:, 1 : used + 1] / np.maximum(counts[:, 1 : used + 1], 1)
     means[means < vectors.MIN_STEP] = 0.0  # elements far below the step, at level 1 for their path's sake
     return np.minimum(means, np.finfo(np.float32).max).astype("<f4")
-
-
-def _read_sections(sections: Sequence[_Section], means: Floats, weight: float, out: Tensor, *, add: bool) -> None:
-    values = np.zeros((2, 128), np.float32)
-    values[:, 1 : means.shape[1] + 1] = means
-    with np.errstate(over="ignore"):
-        values *= np.float32(weight)
-    target = out.detach().numpy()
-    at_a_time = lanes.groups_at_a_time()
-    for first in range(0, len(sections), at_a_time):
-        batch = sections[first : first + at_a_time]
-        cells = [np.zeros(section.numel, np.uint8) for section in batch]
-        lanes.decode([(one.stream, one.model, own) for one, own in zip(batch, cells, strict=True) if one.model])
-        for number, (section, own) in enumerate(zip(batch, cells, strict=True), first):
-            part = target[number * SECTION :][: section.numel]
-            exact = section.exact.copy().view("<f4")
-            paths.expand(own, section.signs, exact, values.reshape(-1), weight, part, add=add)

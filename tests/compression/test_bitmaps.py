@@ -1,7 +1,6 @@
 """Entropy coding of bitmaps: near the entropy, total, and the same in C and in NumPy."""
 
 import math
-import shutil
 from ctypes import CDLL
 
 import numpy as np
@@ -11,17 +10,6 @@ from hypothesis import strategies as st
 
 from farflung.compression import bitmaps, kernels
 from farflung.compression.bitmaps import Bytes, Maps
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> CDLL | None:
-    if not any(map(shutil.which, kernels.COMPILERS)):
-        return None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_library", None)
-        prepared = kernels.prepare(tmp_path_factory.mktemp("cache"))
-        assert prepared.native, prepared.reason
-        return kernels._library
 
 
 @pytest.fixture(autouse=True)

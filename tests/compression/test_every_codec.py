@@ -1,11 +1,9 @@
 """One list of all codecs, held to what `Codec` promises: a codec that is registered and not in it fails here."""
 
 import itertools
-import shutil
 import struct
 from collections.abc import Iterator
 from ctypes import CDLL
-from pathlib import Path
 
 import pytest
 import torch
@@ -159,19 +157,6 @@ def test_a_header_that_promises_too_much_is_refused_before_anything_is_allocated
                 codec.check(bad, numel)
             with pytest.raises(CodecError):
                 codec.decode(bad, numel)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> CDLL | None:
-    """The kernels, or None without a compiler: then threads and chunks alone are compared."""
-    if not any(map(shutil.which, kernels.COMPILERS)):
-        return None
-    cache: Path = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_library", None)
-        prepared = kernels.prepare(cache)
-        assert prepared.native, prepared.reason
-        return kernels._library
 
 
 @every_codec
