@@ -168,6 +168,13 @@ def bench_quality(
             min=1, help="Seeds of what the goals compare, in the place of the tier's; other methods have half as many."
         ),
     ] = None,
+    untuned: Annotated[
+        bool,
+        typer.Option(
+            "--untuned",
+            help="Only the middle learning rate of each method's grid: less than half as many runs, and the page says so.",
+        ),
+    ] = False,
     data: Annotated[
         str | None,
         typer.Option(
@@ -186,7 +193,9 @@ def bench_quality(
             help="Keep the runs here, as JSON lines, and go on from it; a run under way is kept beside it every ten minutes, unless a GPU trains many at a time.",
         ),
     ] = None,
-    page: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write quality.md and its plot here.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write quality_TIER.md and its plot here.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Loss and bytes of low-bandwidth training methods beside data-parallel training, in one run."""
@@ -200,6 +209,7 @@ def bench_quality(
             peers=peers,
             interval=interval,
             seeds=seeds,
+            untuned=untuned,
             data=data,
             device=device,
             jobs=jobs,

@@ -40,11 +40,12 @@ def run_quality(
     peers: int | None = None,  # M, in the place of the tier's
     interval: int | None = None,  # H, in the place of the methods' own
     seeds: int | None = None,  # of what the goals compare, in the place of the tier's; other methods have half as many
+    untuned: bool = False,  # the middle rate of each grid only
     data: str | None = None,  # spec of a data set, in the place of the tier's
     device: str | None = None,  # cpu or cuda, in the place of the tier's
     jobs: int = 1,  # runs at a time, in processes of their own if more than one
     out: Path | None = None,  # where runs are kept
-    page: Path | None = None,  # folder for quality.md and its picture
+    page: Path | None = None,  # folder for quality_TIER.md and its picture
     as_json: bool = False,
 ) -> list[Row]:
     """Train, show, and return one row per method and reference.
@@ -56,6 +57,7 @@ def run_quality(
         raise ValueError(f"no tier is called {tier_name!r}; there are {', '.join(TIERS)}")
     tier = TIERS[tier_name] if peers is None else replace(TIERS[tier_name], peers=peers)
     tier = replace(tier, seeds=seeds or tier.seeds, data=data or tier.data).on(device or tier.device)
+    tier = tier.untuned() if untuned else tier
     if tier.device == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(
             "torch finds no CUDA device here, and this was to run on one; ci and nightly run on the CPU too"
@@ -87,6 +89,7 @@ def run_quality(
 
         given = {"methods": names, "peers": peers, "interval": interval, "seeds": seeds, "data": data, "device": device}
         options = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+        options += " --untuned" if untuned else ""
         write_page(
             page,
             tier,

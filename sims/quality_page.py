@@ -1,4 +1,4 @@
-"""`docs/quality.md` and its picture, from the rows of one run of `farflung bench quality`."""
+"""`docs/quality_ci.md` and its like, with a picture each, from the rows of one run of `farflung bench quality`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,6 @@ from farflung.sims.quality_tiers import EMBEDDED, Tier
 from farflung.sims.quality_words import budget, checks, settings
 from farflung.training.presets import num_parameters
 
-PAGE, PICTURE = "quality.md", "quality.png"
 PRODUCTS = {
     "fp32": "",
     "tf32": "; matrix products are done in TF32",
@@ -27,10 +26,11 @@ def write_page(
     num_samples: int,  # of the data set
     options: str = "",  # of the command, beside the tier
 ) -> None:
-    """Write the page and its picture into `folder`, which is made when missing. Raises OSError."""
+    """Write the page of the tier, `quality_TIER.md`, and its picture into `folder`, which is made when missing. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    plot_frontier(rows, tier, folder / PICTURE)
-    (folder / PAGE).write_text("\n".join(_lines(tier, rows, methods, num_samples, options)) + "\n", encoding="utf-8")
+    page = folder / f"quality_{tier.name}.md"
+    plot_frontier(rows, tier, page.with_suffix(".png"))
+    page.write_text("\n".join(_lines(tier, rows, methods, num_samples, options)) + "\n", encoding="utf-8")
 
 
 def _text(tier: Tier) -> str:
@@ -47,9 +47,9 @@ def _lines(tier: Tier, rows: Sequence[Row], methods: Mapping[str, Method], num_s
         f"Tier {tier.name}: {num_parameters(tier.model):,} parameters, {tier.num_tokens:,} tokens of {_text(tier)}, {epochs:.2g} times all of it. "
         f"All methods see the same tokens in the same order, {tier.batch * tier.model.seq_len:,} a step, split by {tier.peers} peers. The first "
         f"{tier.warm_steps} of {tier.steps} steps are synchronous, and no method's bytes count them. Peers share a process; the mathematics, the codecs and the payloads are real{PRODUCTS[tier.precision]}. "
-        "A method's inner learning rate is the best of a grid on one half of the held-out windows with the first seed, and its loss is the mean over its seeds on the other half.",
+        f"{_chosen(tier)}.",
         "",
-        f"![Gap against bytes]({PICTURE})",
+        f"![Gap against bytes](quality_{tier.name}.png)",
         "",
         f"The line joins what no other method beats in both, of those up to {CEILING:.0f} %. Larger gaps stand at the upper edge, with their number.",
         "",
@@ -81,16 +81,26 @@ def _lines(tier: Tier, rows: Sequence[Row], methods: Mapping[str, Method], num_s
         "",
         "## Settings and learning rates",
         "",
-        "What is published is set as published (but for `diloco muon`, which has the momentum of `default`), and of it only the inner learning rate is tuned. The settings of `default` and `thrifty` are ours, and were found by "
-        "runs of the tier ci with the first two seeds, by losses of both halves: a comparison that is fair to the others looks at further seeds. Behind each rate the loss on the half for choosing, the chosen one in bold. "
+        f"What is published is set as published (but for `diloco muon`, which has the momentum of `default`), and of it {'only the inner learning rate' if tier.tunes else 'nothing'} is tuned. The settings of `default` and `thrifty` are ours, and were found by "
+        f"runs of the tier ci with the first two seeds, by losses of both halves: a comparison that is fair to the others looks at further seeds. Behind each rate the loss on the half for choosing{', the chosen one in bold' if tier.tunes else ''}. "
         f"Their means are applied {DELAY_STEPS} steps after what they are made of was sent: in swarms of the shipped scenarios half of the means come sooner, and nine in ten by then or a little later. Of two peers "
         "a mean is what both have sent, as it was coded; of more it is coded once more. "
-        f"While the best is at an edge of its grid, another one is tried beyond, times or over {EXTENDED_BY:g}, {EXTENSIONS} at most; a best one that is at an edge still may not be the best there is.",
+        + (
+            f"While the best is at an edge of its grid, another one is tried beyond, times or over {EXTENDED_BY:g}, {EXTENSIONS} at most; a best one that is at an edge still may not be the best there is."
+            if tier.tunes
+            else "Other rates were not tried."
+        ),
         "",
         "| method | settings | seeds | learning rates |",
         "|---|---|---|---|",
         *(f"| {row.method} | {settings(methods[row.method])} | {row.seeds} | {_grid(row)} |" for row in rows),
     ]
+
+
+def _chosen(tier: Tier) -> str:
+    if tier.tunes:
+        return "A method's inner learning rate is the best of a grid on one half of the held-out windows with the first seed, and its loss is the mean over its seeds on the other half"
+    return "A method's inner learning rate is the middle one of its grid, not tuned here, and its loss is the mean over its seeds on the second half of the held-out windows"
 
 
 def _machines(rows: Sequence[Row]) -> str:

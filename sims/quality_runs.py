@@ -80,16 +80,16 @@ Search = Generator[list[Run], Sequence[Outcome], Tuned]
 def tuning(method: Method, tier: Tier) -> Search:
     """What each learning rate of the tier comes to with the first seed, then all seeds with the best of them. Data-parallel training, to which all are compared, is tried with more
     than one seed, and the best is that of their mean: what one seed likes best may be at the edge of what others bear. As long as the best is at an
-    edge, another one is tried beyond it, `EXTENSIONS` at most."""
-    each = seeds_tried(method, tier)
+    edge, another one is tried beyond it, `EXTENSIONS` at most; but a grid of one rate asks for no choice."""
+    each, grid = seeds_tried(method, tier), sorted(tier.lrs(method))
 
     def tried_at(*lrs: float) -> Generator[list[Run], Sequence[Outcome], Grid]:
         outcomes = yield [Run(method=method, tier=tier, lr=lr, seed=seed) for lr in lrs for seed in range(each)]
         losses = [outcome.tune_loss for outcome in outcomes]
         return tuple((lr, mean(losses[number * each : (number + 1) * each])) for number, lr in enumerate(lrs))
 
-    tried = yield from tried_at(*sorted(tier.lrs(method)))
-    for _ in range(EXTENSIONS):
+    tried = yield from tried_at(*grid)
+    for _ in range(EXTENSIONS if len(grid) > 1 else 0):
         lowest, highest = tried[0][0], tried[-1][0]
         if best(tried) == lowest:  # also where all diverge
             tried = (*(yield from tried_at(lowest / EXTENDED_BY)), *tried)

@@ -71,15 +71,28 @@ class Tier:
         microbatch = self.batch // self.peers if device == "cuda" else self.microbatch
         return replace(self, device=device, microbatch=microbatch)
 
+    def untuned(self) -> "Tier":
+        """The same with the middle rate of each grid only."""
+        return replace(self, adamw_lrs=(_middle(self.adamw_lrs),), muon_lrs=(_middle(self.muon_lrs),))
+
+    @property
+    def tunes(self) -> bool:
+        """Whether there is a learning rate to choose."""
+        return max(len(self.adamw_lrs), len(self.muon_lrs)) > 1
+
     def warm_lr(self, method: Method, lr: float) -> float:
         """Peak learning rate of the synchronous start of a run with this one: the same, but that a method without an inner optimiser, whose rates are another thing,
         starts with the middle one of AdamW's grid whatever its own is."""
-        return sorted(self.adamw_lrs)[len(self.adamw_lrs) // 2] if method.inner == "gradient" else lr
+        return _middle(self.adamw_lrs) if method.inner == "gradient" else lr
 
     def lrs(self, method: Method) -> tuple[float, ...]:
         """The grid of a method."""
         grid = self.muon_lrs if method.inner == "muon" else self.adamw_lrs
         return tuple(lr * method.lr_scale for lr in grid)
+
+
+def _middle(lrs: tuple[float, ...]) -> float:
+    return sorted(lrs)[len(lrs) // 2]
 
 
 CI = Tier(

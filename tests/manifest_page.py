@@ -226,7 +226,7 @@ def _methods() -> list[str]:
         "",
         "## Methods",
         "",
-        f"`create --method` writes these where neither the file nor a flag does; *long*: runs of {LONG_RUN:,} steps or more. [What they cost and give](quality.md).",
+        f"`create --method` writes these where neither the file nor a flag does; *long*: runs of {LONG_RUN:,} steps or more. [What they cost and give](quality_ci.md).",
         "",
         f"| key | {' | '.join(titles)} |",
         f"|---|{'---|' * len(titles)}",

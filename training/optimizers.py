@@ -52,7 +52,7 @@ class OptimizerSpec:
         """A peak learning rate to begin with, of two digits; None for a class of torch, whose scale is its own.
 
         AdamW's falls with the model's size as in GPT-3's table (2005.14165, 2.1: 6e-4 for 125 M parameters, 2e-4 for 1.3 B), on a line through what was best for
-        170 thousand (docs/quality.md: 6e-3); Muon's is twice that, the least that was best there.
+        170 thousand (docs/quality_ci.md: 6e-3); Muon's is twice that, the least that was best there.
         """
         if self.name not in _OWN:
             return None

@@ -143,6 +143,12 @@ def test_goals_are_judged_against_streaming_of_the_same_run(
     unknown = replace(thrifty, recovered=None)
     assert [check.met for check in checks([streaming, unknown])] == [None, False]
     assert checks([streaming]) == []
+    rarer = judged("streaming-100", (9.0,))
+    beside_both = checks([streaming, rarer, default])
+    assert len(beside_both) == len(met) + 1 and "with H = 100" in beside_both[1].target
+    assert beside_both[0].met == met[0] and beside_both[1].met is (None if gap is None else True)
+    assert "bound +4.50 %" in beside_both[1].measured or gap is None
+    assert [check.met for check in checks([rarer, thrifty])] == [True, False], "where only the rarer rounds were run"
     both = goals([streaming, default, thrifty], "gap_percent_same_inner")
     assert (
         both == {"default": (1000.0, 2.25), "thrifty": (4000.0, 4.5)}
@@ -190,7 +196,7 @@ def test_what_the_goals_are_told_by_has_more_seeds() -> None:
     tier = replace(CI, seeds=4)
     many = {method.name: num_seeds(method, tier) for method in METHODS}
     assert {name for name, seeds in many.items() if seeds == 4} == {
-        "data-parallel adamw", "data-parallel muon", "solo adamw", "solo muon", "streaming", "default", "thrifty"
+        "data-parallel adamw", "data-parallel muon", "solo adamw", "solo muon", "streaming", "streaming-100", "default", "thrifty"
     }  # fmt: skip
     assert set(many.values()) == {2, 4}
     assert [num_seeds(method, replace(CI, seeds=1)) for method in METHODS[:3]] == [2, 2, 1]
@@ -217,8 +223,8 @@ def test_the_whole_command_and_its_second_time(
     shown = json.loads(capsys.readouterr().out)
     assert [row["method"] for row in shown["rows"]] == [row.method for row in found]
     assert [row.method for row in found] == ["data-parallel adamw", "solo adamw", "averaging", "sparseloco"]
-    assert (tmp_path / "docs" / "quality.png").read_bytes().startswith(b"\x89PNG")
-    page = (tmp_path / "docs" / "quality.md").read_text()
+    assert (tmp_path / "docs" / "quality_ci.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "docs" / "quality_ci.md").read_text()
     assert (
         "| sparseloco | H 30; averaging, lr 1; topk(chunk=4096,k=64,bits=2) to everybody, error feedback 0.95 |" in page
     )
@@ -381,7 +387,7 @@ def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(TIERS, "ci", replace(TOY, name="ci"))
     found = run_quality("ci", names="averaging", peers=4, interval=6, seeds=3, page=tmp_path)
     assert found[-1].peers == 4 and found[-1].H == 6 and found[-1].seeds == 2, "half as many, rounded up"
-    page = (tmp_path / "quality.md").read_text()
+    page = (tmp_path / "quality_ci.md").read_text()
     assert (
         "--tier ci --methods averaging --peers 4 --interval 6 --seeds 3 --page docs" in page
         and "| averaging | H 6; averaging" in page
@@ -392,6 +398,25 @@ def test_peers_and_interval_of_the_command(tmp_path: Path, monkeypatch: pytest.M
         run_quality("ci", peers=3)
 
 
+def test_without_tuning_each_method_runs_at_the_middle_of_its_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = replace(TOY, name="ci", adamw_lrs=(1e-3, 2e-3, 4e-3), seeds=1)
+    monkeypatch.setitem(TIERS, "ci", tier)
+    out = tmp_path / "runs.jsonl"
+    found = run_quality("ci", names="averaging", interval=6, untuned=True, out=out, page=tmp_path)
+    assert {row.lr for row in found} == {2e-3} and {len(row.grid) for row in found} == {1}
+    assert len(out.read_text().splitlines()) == 4, (
+        "data-parallel training with its two seeds, a peer alone, and averaging"
+    )
+    page = (tmp_path / "quality_ci.md").read_text()
+    assert " --untuned " in page and "not tuned here" in page and "nothing is tuned" in page
+    assert "the best of a grid" not in page and "at an edge" not in page and "in bold" not in page
+    tuned = run_quality("ci", names="averaging", interval=6, out=out, page=tmp_path)
+    assert all(len(row.grid) > 2 for row in tuned), "of the same runs and more"
+    assert "the best of a grid" in (tmp_path / "quality_ci.md").read_text()
+
+
 def test_another_text_is_read_as_bytes_and_named_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{number} times {number} is {number * number}. " for number in range(2000)))
@@ -400,7 +425,7 @@ def test_another_text_is_read_as_bytes_and_named_on_the_page(tmp_path: Path, mon
     monkeypatch.setattr(quality_train, "corpus", lambda tier: quality_train._corpus(tier.data, tier.model.seq_len))
     out = tmp_path / "runs.jsonl"
     run_quality("ci", names="averaging", interval=6, data=f"text:{text}", out=out, page=tmp_path)
-    page = (tmp_path / "quality.md").read_text()
+    page = (tmp_path / "quality_ci.md").read_text()
     assert f" tokens of `text:{text}`, " in page and f"--data text:{text} " in page and "embedded corpus" not in page
     runs = len(out.read_text().splitlines())
     text.write_text("another " * 5000 + text.read_text())
