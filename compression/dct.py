@@ -34,7 +34,7 @@ _BASIS_BITS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dct(ChunkedCodec):
-    """The largest cosine coefficients of every tile."""
+    """The largest cosine coefficients of every tile of 64 x 64, of the vector as a matrix."""
 
     name: ClassVar[str] = "dct"
     codec_id: ClassVar[int] = 16

@@ -16,7 +16,7 @@ from farflung.compression.codec import ChunkReader, CodecError, Payload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fp32(ChunkedCodec):
-    """The exact codec."""
+    """Exact: 4 bytes an element."""
 
     name: ClassVar[str] = "fp32"
     codec_id: ClassVar[int] = 1

@@ -76,7 +76,7 @@ class _Half(ChunkedCodec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bf16(_Half):
-    """bfloat16."""
+    """bfloat16: 2 bytes an element."""
 
     name = "bf16"
     codec_id = 4
@@ -86,7 +86,7 @@ class Bf16(_Half):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fp16(_Half):
-    """IEEE half precision."""
+    """IEEE half precision: 2 bytes an element."""
 
     name = "fp16"
     codec_id = 5

@@ -41,7 +41,7 @@ _NOISE = 1e-7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LowRank(ChunkedCodec):
-    """Two thin factors."""
+    """The vector as a matrix, and that as two thin factors."""
 
     name: ClassVar[str] = "lowrank"
     codec_id: ClassVar[int] = 15

@@ -34,7 +34,7 @@ _MAX_MAGNITUDE = 2.0**126
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandK(BaseCodec):
-    """One element of every group, chosen by a hash."""
+    """One element of every group, chosen by a hash, so that no indices are sent."""
 
     name: ClassVar[str] = "randk"
     codec_id: ClassVar[int] = 14

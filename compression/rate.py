@@ -39,7 +39,7 @@ class RateCodec(BaseCodec, Generic[SectionT]):
     """How many means a level has."""
 
     bits: float = 1.0
-    """Bits per element of Gaussian data, MIN_BITS to MAX_BITS; becomes the shortest decimal of its fp32."""
+    """Bits per element of Gaussian data, 0.05 to 4; becomes the shortest decimal of its fp32."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bits", float(str(np.float32(self.bits))))

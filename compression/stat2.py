@@ -33,7 +33,7 @@ _MEANS = struct.Struct("<4f")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stat2(ChunkedCodec):
-    """The 2-bit statistical quantiser."""
+    """The 2-bit statistical quantiser: the means of four buckets."""
 
     name: ClassVar[str] = "stat2"
     codec_id: ClassVar[int] = 10

@@ -364,7 +364,9 @@ def doctor(
         str | None, typer.Option(help="Examine for this preset instead of a swarm, as 350m or 1b.")
     ] = None,
     vocab_size: Annotated[int, typer.Option(help="With --model: tokens of the tokenizer.")] = 257,
-    optimizer: Annotated[str, typer.Option(help="With --model: inner optimiser.")] = "adamw",
+    optimizer: Annotated[
+        str, typer.Option(help="With --model: inner optimiser; that of swarms by the method `default` unless said.")
+    ] = DEFAULT.optimizer,
     batch: Annotated[int, typer.Option(help="With --model: sequences in one inner step.")] = 16,
     device: Device = "auto",
     dtype: Dtype = "auto",

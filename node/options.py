@@ -14,6 +14,7 @@ from farflung.protocol.errors import ConfigError
 from farflung.protocol.limits import MAX_LABEL
 from farflung.protocol.naming import check_name
 from farflung.protocol.types import LABEL
+from farflung.training.methods import DEFAULT
 
 DTYPES = ("auto", "bf16", "fp32")
 
@@ -189,7 +190,7 @@ class DoctorOptions:
     """A preset, instead of a swarm's model."""
     vocab_size: int = 257
     """Of the preset's tokenizer; 257 is that of bytes."""
-    optimizer: str = "adamw"
+    optimizer: str = DEFAULT.optimizer
     """The preset's inner optimiser."""
     batch: int = 16
     """The preset's sequences in one inner step."""

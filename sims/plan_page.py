@@ -140,7 +140,7 @@ def _lines(found: Sequence[Figures], seed: int) -> list[str]:
         "|---|---|---|",
         *(check.line for check in checks(reference)),
         "",
-        f"The goals in percent come from a digest whose full columns take {DIGEST_COLUMNS_S} s ({MOST_S} s are 65 % less), which is what columns take that nobody has matched. Matched ones take a fifth less, and off "
+        f"The goals in percent were set beside full columns that take {DIGEST_COLUMNS_S} s ({MOST_S} s are 65 % less), which is what columns take that nobody has matched. Matched ones take a fifth less, and off "
         f"these skipping takes {reference['reduction_from_matched_percent']:.1f} % and routing alone {reference['routing_from_matched_percent']:.1f} %. Next to nothing is left there between the goals and the bounds: no plan, with any assignment, takes more "
         f"than {_most(reference, 'lower_bound_any_assignment_s'):.0f} and {_most(reference, 'full_lower_bound_any_assignment_s'):.0f} % off them.",
     ]

@@ -1,6 +1,7 @@
 """`docs/manifest.md`: every key of a manifest's TOML file, from the structs that check them. `python -m tests.manifest_page` in the root writes it."""
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import textwrap
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 from tests.syntax import parsed
 
+from farflung.compression.registry import ACTIVATION_CODECS, CODECS
 from farflung.node import founding
 from farflung.node.manifest_filling import NO_METHOD, PIPELINE_INNER_STEPS
 from farflung.protocol import manifest, manifest_sections
@@ -91,13 +93,13 @@ VALUES = {
     "swarm.max_fragments": f"whole number, 1 to {MAX_FRAGMENTS} and to `min_inner_steps`",
 }
 """Where what `create` takes is not what the struct checks."""
-CODECS = {"uplink_codec", "downlink_codec", "last_codec", "forward_codec", "backward_codec"}
+OF_CODECS = {"uplink_codec", "downlink_codec", "last_codec", "forward_codec", "backward_codec"}
 
 
 def page() -> str:
     """What `PAGE` has to say."""
     tables = [line for section, keys in _known().items() for line in _table(section, keys)]
-    return "\n".join([*_head(), *tables, *_methods(), *_presets()]) + "\n"
+    return "\n".join([*_head(), *tables, *_methods(), *_codecs(), *_presets()]) + "\n"
 
 
 def _head() -> list[str]:
@@ -160,8 +162,8 @@ def _docstrings(struct: type) -> dict[str, str]:
 def _values(section: str, key: str, part: str, name: str) -> str:
     field = next(one for one in _class(STRUCTS[part]).body if isinstance(one, ast.AnnAssign) and one.target.id == name)
     annotation = ast.unparse(field.annotation)
-    if key in CODECS:
-        return "codec ([all](compression.md))"
+    if key in OF_CODECS:
+        return "codec ([all](#codecs))"
     if (told := VALUES.get(f"{section}.{key}")) is not None:
         return told
     if annotation.startswith("Literal"):
@@ -236,6 +238,35 @@ def _methods() -> list[str]:
         f'`inner_steps = "auto"` P is `"auto"`, and `max_fragments` {shown[0].fragments}. What somebody has chosen otherwise takes some of a method back: with `outer.optimizer` it says nothing of `[outer]`, with `outer.lr` no '
         "`lr_growth`; with codecs, or another `feedback.uplink`, no `last_codec`; with `swarm.mix` the uplink's feedback is `residual`.",
     ]
+
+
+def _codecs() -> list[str]:
+    return [
+        "",
+        "## Codecs",
+        "",
+        "`NAME`, or `NAME(key=value,...)` with what is to differ from its defaults; a key without a default has to be said. `+zstd` behind any of them compresses what it made. [How many bits, how much error, how fast](compression.md).",
+        "",
+        "| codec | | keys |",
+        "|---|---|---|",
+        *(_codec(codec) for codec in CODECS),
+        "",
+        "Between the stages of a pipeline (`forward_codec`, `backward_codec`) also:",
+        "",
+        "| codec | | keys |",
+        "|---|---|---|",
+        *(_codec(codec) for codec in ACTIVATION_CODECS),
+    ]
+
+
+def _codec(codec: type) -> str:
+    kinds = [kind for kind in reversed(codec.__mro__) if kind.__module__.startswith("farflung.")]
+    said = {key: text for kind in kinds for key, text in _docstrings(kind).items()}
+    keys = [
+        f"`{field.name}`{'' if field.default is dataclasses.MISSING else f' = `{_toml(field.default)}`'}: {' '.join(said[field.name].split())}"
+        for field in dataclasses.fields(codec)
+    ]
+    return f"| `{codec.name}` | {inspect.getdoc(codec).partition(chr(10))[0]} | {' '.join(keys)} |"
 
 
 def _presets() -> list[str]:
