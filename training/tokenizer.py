@@ -122,6 +122,9 @@ class JsonTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
         self._tokenizer.no_truncation()  # published files often cut and fill up texts for the model that they came with
         self._tokenizer.no_padding()
+        if isinstance(self._tokenizer.model, tokenizers.models.BPE):
+            # With dropout it draws the ids of a text anew each time, and no two peers, nor one peer twice, have the same data.
+            self._tokenizer.model.dropout = None
         known = [(name, i) for name in END_OF_TEXT_NAMES if (i := self._tokenizer.token_to_id(name)) is not None]
         if not known:
             raise DataError(

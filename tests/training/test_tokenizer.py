@@ -6,6 +6,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.training.published import write_tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
@@ -67,6 +68,14 @@ def test_no_text_is_cut_or_filled_up(words: Path) -> None:
 
 
 def test_unusable_files_say_so(tmp_path: Path) -> None:
+def test_a_text_has_the_same_ids_each_time_though_the_file_asks_for_dropout(tmp_path: Path) -> None:
+    text = "that hat at that cat " * 10
+    wanted = open_tokenizer(str(write_tokenizer("llama-2", tmp_path / "plain.json"))).encode(text).tolist()
+    tokenizer = open_tokenizer(str(write_tokenizer("llama-2", tmp_path / "dropping.json", dropout=0.5)))
+    assert all(tokenizer.encode(text).tolist() == wanted for _ in range(5))
+    assert '"dropout": null' in tokenizer.to_json()
+
+
     with pytest.raises(DataError, match="No such file"):
         open_tokenizer(str(tmp_path / "missing.json"))
     broken = tmp_path / "broken.json"
