@@ -47,6 +47,7 @@ def export_folder(
         "bos_token": end,
         "eos_token": end,
         "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],  # a model of this kind refuses token types
         "model_max_length": config.seq_len,
     }
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
@@ -104,8 +105,8 @@ def model_card(name: str, facts: Mapping[str, str | int | float]) -> str:
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'tokenizer = AutoTokenizer.from_pretrained(".")\n'
         'model = AutoModelForCausalLM.from_pretrained(".")\n'
-        'inputs = tokenizer(tokenizer.bos_token + "import ", return_tensors="pt")\n'
-        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n"
+        'inputs = tokenizer("import ", return_tensors="pt")  # with the end of a text before it, as texts were trained on\n'
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0], skip_special_tokens=True))\n"
         "```\n"
     )
 

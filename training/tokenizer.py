@@ -47,7 +47,8 @@ class Tokenizer(Protocol):
         """The text of ids; end-of-text and unknown ids vanish, broken bytes become U+FFFD."""
 
     def to_json(self) -> str:
-        """The same tokenizer as a `tokenizers` file (tokenizer.json)."""
+        """The same tokenizer as a `tokenizers` file (tokenizer.json). As special tokens it adds what training has before every text but the first:
+        an end-of-text."""
 
 
 class ByteTokenizer:
@@ -65,8 +66,7 @@ class ByteTokenizer:
         return bytes(i for i in ids if 0 <= i < 256).decode("utf-8", errors="replace")
 
     def to_json(self) -> str:
-        """A byte-level BPE without merges. It differs from `encode` in one text: the name of end-of-text
-        itself."""
+        """A byte-level BPE without merges. Beside special tokens it differs from `encode` in one text: the name of end-of-text itself."""
         byte_level = {
             "type": "ByteLevel",
             "add_prefix_space": False,
@@ -90,7 +90,7 @@ class ByteTokenizer:
                 "added_tokens": [{"id": self.end_of_text, "content": self.end_of_text_name, **special}],
                 "normalizer": None,
                 "pre_tokenizer": byte_level,
-                "post_processor": None,
+                "post_processor": _begin_with(self),
                 "decoder": byte_level,
                 "model": {
                     "type": "BPE",
@@ -145,12 +145,29 @@ class JsonTokenizer:
         return text
 
     def to_json(self) -> str:
-        return self._json
+        # The file's own special tokens are of the model that it came with: training never sees them.
+        return json.dumps(
+            json.loads(self._tokenizer.to_str()) | {"post_processor": _begin_with(self)}, ensure_ascii=False
+        )
 
 
 def open_tokenizer(spec: str) -> Tokenizer:
     """`bytes`, or the path of a tokenizer.json. Raises DataError."""
     return ByteTokenizer() if spec == "bytes" else JsonTokenizer(Path(spec))
+
+
+def _begin_with(tokenizer: Tokenizer) -> dict[str, object]:
+    """What a `tokenizers` file has to say so that special tokens are an end-of-text before each text."""
+    name = tokenizer.end_of_text_name
+    of_text, of_second = (
+        [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": text, "type_id": 0}}] for text in ("A", "B")
+    )
+    return {
+        "type": "TemplateProcessing",
+        "single": of_text,
+        "pair": [*of_text, *of_second],
+        "special_tokens": {name: {"id": name, "ids": [tokenizer.end_of_text], "tokens": [name]}},
+    }
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def test_its_own_tokenizer_comes_with_it(tmp_path: Path) -> None:
     write(tmp_path / "given", open_tokenizer(str(tmp_path / "tokenizer.json")))
     found(tmp_path, tmp_path / "given")
     swarm = resolve_paths(tmp_path / "a", {}).find_swarm("on")
-    assert tokenizer_file(swarm).read_text() == text
+    assert tokenizer_file(swarm).read_bytes() == (tmp_path / "given/tokenizer.json").read_bytes()
     manifest = load_manifest(swarm)
     assert manifest is not None and manifest.tokenizer.kind == "file"
 

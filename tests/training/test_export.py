@@ -5,23 +5,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tests.training.published import BEGIN, ENDS, STYLES, write_tokenizer
 from torch.nn.functional import one_hot
 
 from farflung.training.export import export_folder, model_card
 from farflung.training.model import Decoder, ModelConfig
 from farflung.training.replica import Replica
 from farflung.training.sample import Sampling, sample_pieces, sample_text
-from farflung.training.tokenizer import ByteTokenizer
+from farflung.training.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
 
 transformers = pytest.importorskip("transformers")
 TEXT = "def f(x):\n\treturn  'héllo — 漢字 🙂'\n"
 
 
-def export(replica: Replica, folder: Path, **options: Any) -> None:
+BYTES = ByteTokenizer()
+
+
+def export(replica: Replica, folder: Path, tokenizer: Tokenizer = BYTES, **options: Any) -> None:
     views = replica.layout.views(replica.outer.params)
-    export_folder(folder, replica.model.config, views, ByteTokenizer(), name="x", facts={"rounds": 3}, **options)
+    export_folder(folder, replica.model.config, views, tokenizer, name="x", facts={"rounds": 3}, **options)
+
+
+@pytest.fixture(params=["bytes", *STYLES])
+def tokenizer(tmp_path: Path, request: pytest.FixtureRequest) -> Tokenizer:
+    style = request.param
+    return BYTES if style == "bytes" else open_tokenizer(str(write_tokenizer(style, tmp_path / "published.json")))
 
 
 @pytest.fixture(params=[(True, False), (False, False), (True, True)], ids=["tied", "untied", "qk-norm"])
@@ -52,10 +63,59 @@ def test_transformers_computes_the_same(replica: Replica, tmp_path: Path, shard_
 def test_the_tokenizer_round_trips(replica: Replica, tmp_path: Path) -> None:
     export(replica, tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    ids = tokenizer(TEXT)["input_ids"]
-    assert ids == ByteTokenizer().encode(TEXT).tolist()
+    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    assert ids == BYTES.encode(TEXT).tolist()
     assert tokenizer.decode(ids) == TEXT
     assert tokenizer.eos_token_id == 256
+
+
+@pytest.fixture
+def small(config: ModelConfig, make_replica: Any) -> Replica:
+    like = make_replica()
+    return Replica(replace(config, vocab_size=264), like.inner_config, like.outer.rule, seed=3)
+
+
+def test_the_exported_tokenizer_gives_the_ids_of_training(small: Replica, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    export(small, tmp_path / "model", tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    texts = ["the cat", "  that\nhat.", "a"]
+    for text in texts:
+        ids = tokenizer.encode(text).tolist()
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ids
+        assert theirs(text)["input_ids"] == [tokenizer.end_of_text, *ids]
+    # One text after another is what training had of them, the first end-of-text apart.
+    trained = [np.append(tokenizer.encode(text), tokenizer.end_of_text) for text in texts]
+    found = np.concatenate(theirs(texts)["input_ids"])
+    assert np.append(found[1:], tokenizer.end_of_text).tolist() == np.concatenate(trained).tolist()
+    pair = theirs("the cat", "a")["input_ids"]
+    assert pair == [*theirs("the cat")["input_ids"], *theirs("a")["input_ids"]]
+
+
+def test_no_special_token_is_one_that_was_never_trained(small: Replica, tmp_path: Path) -> None:
+    for style in STYLES:
+        export(small, tmp_path / style, open_tokenizer(str(write_tokenizer(style, tmp_path / "published.json"))))
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / style)
+        assert theirs.bos_token == theirs.eos_token == ENDS[style]
+        assert theirs.convert_tokens_to_ids(BEGIN[style]) not in theirs("the cat")["input_ids"]
+
+
+def test_the_code_on_the_card_does_as_training(
+    small: Replica, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(small, tmp_path / "model", tokenizer)
+    monkeypatch.chdir(tmp_path / "model")
+    code = Path("README.md").read_text().split("```python\n")[1].split("```")[0]
+    seen: dict[str, Any] = {}
+    exec(code, seen)  # ours
+    wanted = [tokenizer.end_of_text, *tokenizer.encode("import ").tolist()]
+    assert seen["inputs"]["input_ids"].tolist() == [wanted]
+
+
+def test_an_export_of_an_export_is_the_same(small: Replica, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    export(small, tmp_path / "one", tokenizer)
+    export(small, tmp_path / "two", open_tokenizer(str(tmp_path / "one/tokenizer.json")))
+    one, two = (json.loads((tmp_path / name / "tokenizer.json").read_text()) for name in ("one", "two"))
+    assert one == two
 
 
 def test_exporting_again_leaves_no_stale_weights(replica: Replica, tmp_path: Path) -> None:
