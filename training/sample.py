@@ -54,17 +54,18 @@ def sample_pieces(
     """The same, piece by piece as it is written."""
     generator = torch.Generator().manual_seed(sampling.seed)
     ids = [tokenizer.end_of_text, *tokenizer.encode(prompt).tolist()]
-    num_prompt, said = len(ids), ""
-    while len(ids) < num_prompt + sampling.max_tokens:
+    most = len(ids) + sampling.max_tokens
+    said = tokenizer.decode(ids[1:])  # with the prompt before it: many tokenizers drop a space that a text begins with
+    while len(ids) < most:
         token = _next_token(model, ids, tokenizer.vocab_size, sampling, generator, autocast)
         if token == tokenizer.end_of_text:
             break
         ids.append(token)
-        text = tokenizer.decode(ids[num_prompt:])
+        text = tokenizer.decode(ids[1:])
         if not text.endswith(UNFINISHED):
             yield text[len(said) :]
             said = text
-    yield tokenizer.decode(ids[num_prompt:])[len(said) :]
+    yield tokenizer.decode(ids[1:])[len(said) :]
 
 
 @torch.no_grad()

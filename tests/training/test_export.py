@@ -157,6 +157,29 @@ def test_a_character_of_several_bytes_is_said_when_it_is_whole(
     assert list(sample_pieces(model, ByteTokenizer(), "", sampling)) == wanted
 
 
+class Wordy(Decoder):
+    """Sure of the next token of a text, whatever came before."""
+
+    def __init__(self, config: ModelConfig, ids: list[int], prompt: int) -> None:
+        super().__init__(replace(config, vocab_size=264), seed=1)
+        self._ids, self._prompt = ids, prompt
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        following = self._ids[tokens.shape[1] - self._prompt]
+        return one_hot(torch.full_like(tokens, following), 264).float()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_space_between_the_prompt_and_what_follows_is_said(config: ModelConfig, tmp_path: Path, style: str) -> None:
+    tokenizer = open_tokenizer(str(write_tokenizer(style, tmp_path / "published.json")))
+    whole, prompt = (tokenizer.encode(text).tolist() for text in ("the cat that hat", "the cat"))
+    assert whole[: len(prompt)] == prompt
+    model = Wordy(config, [*whole[len(prompt) :], tokenizer.end_of_text], len(prompt) + 1)
+    greedy = Sampling(temperature=0.0)
+    assert sample_text(model, tokenizer, "the cat", greedy) == " that hat"
+    assert list(sample_pieces(model, tokenizer, "the cat", replace(greedy, max_tokens=1))) == [" t", ""]
+
+
 def test_samples_repeat_with_the_seed(replica: Replica) -> None:
     tokenizer = ByteTokenizer()
     with replica.outer_parameters() as model:
