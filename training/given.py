@@ -7,6 +7,7 @@ rotary frequencies, sliding windows, quantised weights) is refused by name: a mo
 
 import json
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ from torch import Tensor
 from farflung.training.errors import UnusableModel
 from farflung.training.export import INDEX, WEIGHTS
 from farflung.training.flat import slots_of
-from farflung.training.model import ModelConfig
+from farflung.training.model import ModelConfig, parameter_shapes
 from farflung.training.tokenizer import ByteTokenizer
 
 LONGEST = 2048
 """Tokens of a sample where nobody says how many: models are published with a context that no small card can train."""
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = ("F32", "BF16", "F16")
+
+_COMPUTED = "rotary_emb.inv_freq"
+"""End of the names of what older files have beside the parameters, and anybody computes from config.json, as `transformers` does."""
 
 
 class _HfConfig(msgspec.Struct):
@@ -67,49 +71,58 @@ class GivenModel:
     tokenizer: str
     """For `open_tokenizer`: `bytes`, or the path of the folder's file; empty where it has none."""
 
+    def check(self, shapes: Iterable[tuple[str, torch.Size]]) -> None:
+        """Compare what the files say of their weights with `shapes`, which are of all parameters; no weight is read. Raises UnusableModel for some that are
+        missing, of another shape, or of no floating dtype that models are published in."""
+        wanted = dict(shapes)
+        missing = set(wanted)
+        for path in self._files():
+            with _weights(path) as file:
+                for name in self._names(file):
+                    if name not in wanted:
+                        raise UnusableModel(f"{self.folder} has {name}, which this kind of model has no place for")
+                    told = file.get_slice(name)
+                    shape, dtype = list(told.get_shape()), told.get_dtype()
+                    if shape != list(wanted[name]) or dtype not in _DTYPES:
+                        raise UnusableModel(
+                            f"{self.folder}: {name} is {dtype} {shape}, where config.json says {list(wanted[name])}, in {', '.join(_DTYPES)}"
+                        )
+                    missing.discard(name)
+        if missing:
+            some = ", ".join(sorted(missing)[:3])
+            raise UnusableModel(
+                f"{self.folder} lacks {len(missing)} of {len(wanted)} parameters: {some}; get all of its files"
+            )
+
     def parameters(
         self,
         shapes: Iterable[tuple[str, torch.Size]],  # of all parameters, in the order wanted
     ) -> Tensor:  # fp32 [n] on the CPU
-        """The flat vector. Blocks while it reads the files. Raises UnusableModel for weights that are missing, of another shape, not finite, or of no
-        floating dtype that models are published in."""
+        """The flat vector. Blocks while it reads the files. Raises UnusableModel as `check` does, and for weights that are not finite."""
+        shapes = list(shapes)
+        self.check(shapes)
         slots = slots_of(shapes)
         flat = torch.empty(slots[-1].stop)
         views = {slot.name: flat[slot.start : slot.stop].view(slot.shape) for slot in slots}
-        missing = set(views)
-        for name, tensor in self._tensors():
-            if name == "lm_head.weight" and self.config.tie_embeddings:
-                continue  # some files have the one matrix twice
-            if name not in views:
-                raise UnusableModel(f"{self.folder} has {name}, which this kind of model has no place for")
-            if tensor.shape != views[name].shape or tensor.dtype not in _DTYPES:
-                shape = list(views[name].shape)
-                raise UnusableModel(
-                    f"{self.folder}: {name} is {tensor.dtype} {list(tensor.shape)}, where config.json says {shape}, in fp32, bf16 or fp16"
-                )
-            if not bool(torch.isfinite(tensor).all()):
-                raise UnusableModel(f"{self.folder}: {name} has values that are not finite")
-            views[name].copy_(tensor)
-            missing.discard(name)
-        if missing:
-            some = ", ".join(sorted(missing)[:3])
-            raise UnusableModel(
-                f"{self.folder} lacks {len(missing)} of {len(views)} parameters: {some}; get all of its files"
-            )
+        for path in self._files():
+            with _weights(path) as file:
+                for name in self._names(file):
+                    tensor = file.get_tensor(name)
+                    if not bool(torch.isfinite(tensor).all()):
+                        raise UnusableModel(f"{self.folder}: {name} has values that are not finite")
+                    views[name].copy_(tensor)
         return flat
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for path in self._files():
-            try:
-                with safetensors.safe_open(path, framework="pt") as file:
-                    for name in file.keys():
-                        yield name, file.get_tensor(name)
-            except (OSError, safetensors.SafetensorError) as error:
-                raise UnusableModel(f"cannot read {path}: {error}") from error
+    def _names(self, file: Any) -> Iterator[str]:
+        """Of the parameters in it."""
+        for name in file.keys():
+            again = name == "lm_head.weight" and self.config.tie_embeddings  # some files have the one matrix twice
+            if not again and not name.endswith(_COMPUTED):
+                yield name
 
     def _files(self) -> Collection[Path]:
         index = self.folder / INDEX
-        if not index.exists():
+        if (self.folder / WEIGHTS).exists() or not index.exists():  # where both are, `transformers` reads the one file
             return [self.folder / WEIGHTS]
         match _read_json(index):
             case {"weight_map": dict(places)} if all(isinstance(place, str) for place in places.values()):
@@ -119,7 +132,7 @@ class GivenModel:
 
 
 def open_given(folder: Path) -> GivenModel:
-    """What `folder` holds; its weights are not read yet. Raises UnusableModel."""
+    """What `folder` holds. Of its weights only names and shapes are read. Raises UnusableModel."""
     if not folder.is_dir():
         raise UnusableModel(
             f"{folder} is no folder; give one with config.json and model.safetensors, as `farflung export` writes"
@@ -153,7 +166,19 @@ def open_given(folder: Path) -> GivenModel:
         )
     except (TypeError, ValueError) as error:
         raise UnusableModel(f"{folder / 'config.json'}: {error}") from error
-    return GivenModel(folder=folder, config=config, tokenizer=_tokenizer_of(folder))
+    given = GivenModel(folder=folder, config=config, tokenizer=_tokenizer_of(folder))
+    given.check(parameter_shapes(config))
+    return given
+
+
+@contextmanager
+def _weights(path: Path) -> Iterator[Any]:  # safetensors does not say of which types its functions are
+    """An open file of weights. Raises UnusableModel where it cannot be read."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UnusableModel(f"cannot read {path}: {error}") from error
 
 
 def _tokenizer_of(folder: Path) -> str:

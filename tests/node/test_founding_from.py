@@ -133,6 +133,16 @@ def test_a_folder_that_cannot_be_used_founds_nothing(tmp_path: Path, given: Path
     assert resolve_paths(tmp_path / "a", {}).swarms() == []
 
 
+def test_weights_of_another_shape_are_refused_before_the_data_is_opened(
+    tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = given / "config.json"
+    config.write_text(config.read_text().replace('"intermediate_size": 64', '"intermediate_size": 96'))
+    monkeypatch.setattr("farflung.node.founding.open_dataset", lambda *_: pytest.fail("the data was opened"))
+    with pytest.raises(ConfigError, match=r"--from: .*down_proj.weight is F32 \[32, 64\], where .* \[32, 96\]"):
+        found(tmp_path, given)
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(200)

@@ -97,6 +97,12 @@ def retensor(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], 
     return do
 
 
+def scatter(folder: Path, places: dict[str, Any]) -> None:
+    """Say that the weights are in other files."""
+    (folder / "model.safetensors").rename(folder / "elsewhere.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
 NORM = "model.norm.weight"
 NAN = torch.full((16,), float("nan"))
 
@@ -135,11 +141,14 @@ def test_a_shape_that_is_not_ours_is_refused(
         (retensor(lambda t: t.pop(NORM)), f"lacks 1 of 20 parameters: {NORM}; get all of its files"),
         (retensor(lambda t: t.update(more=NAN)), "has more, which this kind of model has no place for"),
         (retensor(lambda t: t.update({NORM: NAN})), f"{NORM} has values that are not finite"),
-        (retensor(lambda t: t.update({NORM: NAN[:3]})), r"is torch.float32 \[3\], where config.json says \[16\]"),
-        (retensor(lambda t: t.update({NORM: NAN.to(torch.float64)})), "float64"),
+        (
+            retensor(lambda t: t.update({NORM: NAN[:3]})),
+            r"is F32 \[3\], where config.json says \[16\], in F32, BF16, F16",
+        ),
+        (retensor(lambda t: t.update({NORM: NAN.to(torch.float64)})), "is F64"),
         (lambda f: (f / "model.safetensors").write_bytes(b"short"), "cannot read .*model.safetensors"),
         (lambda f: (f / "model.safetensors").unlink(), "cannot read .*model.safetensors"),
-        (lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": 1}}'), "in which files"),
+        (lambda f: scatter(f, {"a": 1}), "in which files"),
     ],
 )
 def test_weights_that_cannot_be_of_it_are_refused(
@@ -149,6 +158,9 @@ def test_weights_that_cannot_be_of_it_are_refused(
     spoil(tmp_path)
     with pytest.raises(UnusableModel, match=said):
         whole(given)
+    if "not finite" not in said:  # the rest shows before the data is opened, which may take hours
+        with pytest.raises(UnusableModel, match=said):
+            open_given(tmp_path)
 
 
 def test_a_file_that_is_no_folder_is_refused(tmp_path: Path) -> None:
@@ -170,3 +182,21 @@ def test_a_tied_head_that_is_written_twice_is_taken_once(config: ModelConfig, tm
     folder = write(model, tmp_path)
     retensor(lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))(folder)
     assert torch.equal(whole(open_given(folder)), flat(model))
+
+
+def test_frequencies_that_older_files_have_are_left_out(config: ModelConfig, tmp_path: Path) -> None:
+    model = Decoder(config, seed=1)
+    folder = write(model, tmp_path)
+    names = [f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(config.num_layers)]
+    retensor(lambda t: t.update({name: torch.ones(2) for name in names}))(folder)
+    assert torch.equal(whole(open_given(folder)), flat(model))
+
+
+def test_where_both_are_the_one_file_is_read_as_transformers_does(model: Decoder, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    write(model, tmp_path, shard_bytes=20_000)
+    write(Decoder(model.config, seed=4), tmp_path / "other")
+    (tmp_path / "other/model.safetensors").rename(tmp_path / "model.safetensors")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ours = open_given(tmp_path).parameters([(name, p.shape) for name, p in theirs.named_parameters()])
+    assert torch.equal(ours, torch.cat([parameter.detach().reshape(-1) for parameter in theirs.parameters()]))
