@@ -235,6 +235,7 @@ def create(
             "founder": made.founder,
             "open": open_,
             "about": made.about,
+            "end_of_text": made.end_of_text,
             "layers": list(made.layers),
         }
         where = {"addresses": list(made.addresses), "port": made.port, "published": made.published}
@@ -242,6 +243,10 @@ def create(
         return
     typer.echo(f"swarm {made.name} founded ({made.hash_hex[:12]}), full name {made.full_name}")
     typer.echo(made.about)
+    if made.end_of_text:
+        typer.echo(
+            f"a text ends with the tokenizer's {made.end_of_text}; another is said by data.end_of_text (--config)"
+        )
     if made.layers:
         typer.echo(
             f"{len(made.layers)} stages of {' + '.join(map(str, made.layers))} layers; the first has the head besides"

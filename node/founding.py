@@ -89,7 +89,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
     signer = IdentitySigner(identity)
     sections = _sections(options)
     given = None if options.start is None else _fill_given(sections, options.start)
-    tokenizer, tokenizer_file = _tokenizer(sections)
+    tokenizer, tokenizer_file = _tokenizer(sections, given)
     _fill_model(sections, tokenizer)
     dataset = _fill_data(sections, tokenizer)
     _fill_steps(sections)
@@ -150,6 +150,7 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
         founder=identity.public_key.hex(),
         manifest=paths.swarm(recipe.swarm.hex()).manifest,
         about=f"{recipe.about}, data {manifest.data.spec}" + (f", from {given.folder}" if given else ""),
+        end_of_text=manifest.tokenizer.end_of_text,
         layers=manifest.pipeline.layers,
     )
 
@@ -274,8 +275,9 @@ def _params(given: GivenModel, recipe: Recipe) -> Tensor:
         raise ConfigError(f"--from: {error}") from error
 
 
-def _tokenizer(sections: Sections) -> tuple[Tokenizer, Path | None]:
-    """The tokenizer; `data.tokenizer` becomes what a manifest knows: `bytes`, or `file` and a hash."""
+def _tokenizer(sections: Sections, given: GivenModel | None) -> tuple[Tokenizer, Path | None]:
+    """The tokenizer; `data.tokenizer` becomes what a manifest knows: `bytes`, or `file` with a hash and the token that ends a text, which is what the file
+    says, or else the given model."""
     data = sections["data"]
     wanted = data.get("tokenizer", "bytes")
     if wanted == "bytes":
@@ -284,10 +286,16 @@ def _tokenizer(sections: Sections) -> tuple[Tokenizer, Path | None]:
         raise ConfigError('data.tokenizer: give "bytes", or the path of a tokenizer.json')
     file = Path(wanted).expanduser()
     data["tokenizer"], data["tokenizer_hash"] = "file", file_hash(file)
+    end_of_text = data.get("end_of_text", "")
+    if not isinstance(end_of_text, str):
+        raise ConfigError(f"data.end_of_text = {end_of_text!r}: must be a string, the name of a token")
+    of_model = None if given is None else given.end_of_text
     try:
-        return open_tokenizer(str(file)), file
+        tokenizer = open_tokenizer(str(file), end_of_text or ("" if of_model is None else of_model))
     except DataError as error:
         raise ConfigError(str(error)) from error
+    data["end_of_text"] = tokenizer.end_of_text_name
+    return tokenizer, file
 
 
 def _presets(tokenizer: Tokenizer, sections: Sections) -> dict[str, dict[str, Any]]:

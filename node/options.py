@@ -120,6 +120,8 @@ class CreatedSwarm:
     """Where the signed manifest lies."""
     about: str
     """What is to be trained, in a sentence."""
+    end_of_text: str = ""
+    """The token of the tokenizer's file that ends a text; empty of bytes."""
     layers: tuple[int, ...] = ()
     """Of a pipeline, those of each stage."""
 

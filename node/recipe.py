@@ -334,7 +334,7 @@ def swarm_tokenizer(
             f"is {wanted.hex()[:16]}…; give the founder's file with `--tokenizer FILE`"
         )
     try:
-        return JsonTokenizer(file)
+        return JsonTokenizer(file, manifest.tokenizer.end_of_text)
     except DataError as error:
         raise ConfigError(str(error)) from error
 

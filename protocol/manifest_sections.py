@@ -16,7 +16,7 @@ MAX_SEED = (1 << 63) - 1
 """Seeds fit a signed 64-bit integer, the least that every generator takes."""
 
 MAX_LABEL = 64
-"""Characters of the name that a model's shape goes by."""
+"""Characters of the name that a model's shape goes by, and of that of a token."""
 
 LADDER, CHECKFREE, CHECKFREE_PLUS = "ladder", "checkfree", "checkfree+"
 """Of `pipeline.recovery`."""
@@ -91,10 +91,17 @@ class TokenizerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`bytes`: a token is a byte. `file`: a `tokenizers` JSON file."""
     hash: bytes = b""
     """SHA-256 of the file; empty for `bytes`."""
+    end_of_text: str = ""
+    """Token of the file that stands behind every text; empty for `bytes`, which have one of their own."""
 
     def __post_init__(self) -> None:
         check_one_of("data.tokenizer", self.kind, ("bytes", "file"))
         check_length("data.tokenizer_hash", self.hash, 0 if self.kind == "bytes" else 32)
+        check_text("data.end_of_text", self.end_of_text, MAX_LABEL)
+        if (self.kind == "bytes") != (not self.end_of_text):
+            raise ConfigError(
+                f"data.end_of_text = {self.end_of_text!r}: goes with a tokenizer file, and names one of its tokens"
+            )
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """A person's manifest: TOML with the sections [model], [data], [inner], [outer], [feedback], [pipeline] and [swarm].
 
-The tokenizer is part of [data] (`tokenizer`, `tokenizer_hash`), admission and deadlines are part of [swarm].
+The tokenizer is part of [data] (`tokenizer`, `tokenizer_hash`, `end_of_text`), admission and deadlines are part of [swarm].
 Keys and hashes are hex. Two things are never in the file: the founder's key and the time of founding; others
 (content hash, number of samples, invite key) a command may fill in between `parse_toml` and
 `manifest_from_sections`.
@@ -26,7 +26,11 @@ Sections = dict[str, dict[str, Any]]
 
 # TOML key -> where it stands in a manifest, for those that do not stand under the section's own name.
 _MOVED: dict[str, dict[str, tuple[str, str]]] = {
-    "data": {"tokenizer": ("tokenizer", "kind"), "tokenizer_hash": ("tokenizer", "hash")},
+    "data": {
+        "tokenizer": ("tokenizer", "kind"),
+        "tokenizer_hash": ("tokenizer", "hash"),
+        "end_of_text": ("tokenizer", "end_of_text"),
+    },
     "swarm": {
         "admission": ("admission", "rule"),
         "invite_key": ("admission", "invite_key"),

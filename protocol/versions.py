@@ -20,6 +20,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **14**: the last lap is what is left of the run, where that is no whole number of laps.
 * **15**: activations that neighbours of a stage remember are named with the number of their step.
 * **16**: the mean of two members is what both have sent, and each hears the other's.
+* **17**: manifests say which token of a tokenizer file ends a text.
 """
 
 from collections.abc import Iterable
@@ -31,10 +32,10 @@ from farflung.protocol.errors import Malformed, WrongVersion
 from farflung.protocol.keys import PeerId
 from farflung.protocol.wire import Small, decode
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 """What we write."""
 
-SUPPORTED_VERSIONS: tuple[int, ...] = (16,)
+SUPPORTED_VERSIONS: tuple[int, ...] = (17,)
 """What we can read, ascending."""
 
 

@@ -58,6 +58,7 @@ FILLED = {
     "data.content_hash": "found in the data; leave it out",
     "data.num_samples": "found in the data; leave it out",
     "data.tokenizer_hash": "the file's; leave it out",
+    "data.end_of_text": "what the folder of `--from` says; else the first usual name that the file has, as `</s>`",
     "inner.lr": "by the model's size, of `adamw` and `muon`; of others `0.001`",
     "inner.warmup_steps": "`100`, and at most a tenth of `swarm.total_steps`",
     "feedback.uplink": f'`"none"`; `"residual"` with codecs below {founding.FEEDBACK_BITS:g} bits',

@@ -70,6 +70,8 @@ class GivenModel:
     config: ModelConfig
     tokenizer: str
     """For `open_tokenizer`: `bytes`, or the path of the folder's file; empty where it has none."""
+    end_of_text: int | None
+    """The token that ends a text, by its id, where the folder says it."""
 
     def check(self, shapes: Iterable[tuple[str, torch.Size]]) -> None:
         """Compare what the files say of their weights with `shapes`, which are of all parameters; no weight is read. Raises UnusableModel for some that are
@@ -166,7 +168,9 @@ def open_given(folder: Path) -> GivenModel:
         )
     except (TypeError, ValueError) as error:
         raise UnusableModel(f"{folder / 'config.json'}: {error}") from error
-    given = GivenModel(folder=folder, config=config, tokenizer=_tokenizer_of(folder))
+    given = GivenModel(
+        folder=folder, config=config, tokenizer=_tokenizer_of(folder), end_of_text=_end_of_text(folder, raw)
+    )
     given.check(parameter_shapes(config))
     return given
 
@@ -187,6 +191,17 @@ def _tokenizer_of(folder: Path) -> str:
         return ""
     ours = file.read_bytes() == ByteTokenizer().to_json().encode()  # exported by us: then nobody needs the file
     return "bytes" if ours else str(file)
+
+
+def _end_of_text(folder: Path, config: dict[str, Any]) -> int | None:
+    generation = folder / "generation_config.json"
+    for said in (config, _read_json(generation) if generation.is_file() else {}):
+        token = said.get("eos_token_id")
+        if isinstance(token, list) and token:
+            token = token[0]
+        if isinstance(token, int) and token >= 0:
+            return token
+    return None
 
 
 def _oddities(config: _HfConfig) -> Iterator[str]:

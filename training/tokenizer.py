@@ -19,7 +19,7 @@ import tokenizers
 from farflung.training.errors import DataError
 
 END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
-"""Names that tokenizer files give to the token that ends a text; the first one that a file has is taken."""
+"""Names that tokenizer files give to the token that ends a text; where nobody says which it is, the first one that a file has is taken."""
 
 
 class Tokenizer(Protocol):
@@ -112,7 +112,12 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A tokenizer.json of the `tokenizers` library. Raises DataError when it cannot be used."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        end_of_text: str
+        | int = "",  # its name; empty is whichever of END_OF_TEXT_NAMES; or an id, which counts if it is of a special token
+    ) -> None:
         self._path = path
         try:
             self._json = path.read_text(encoding="utf-8")
@@ -125,15 +130,26 @@ class JsonTokenizer:
         if isinstance(self._tokenizer.model, tokenizers.models.BPE):
             # With dropout it draws the ids of a text anew each time, and no two peers, nor one peer twice, have the same data.
             self._tokenizer.model.dropout = None
-        known = [(name, i) for name in END_OF_TEXT_NAMES if (i := self._tokenizer.token_to_id(name)) is not None]
-        if not known:
-            raise DataError(
-                f"tokenizer {path} has no end-of-text token, which is one of {', '.join(END_OF_TEXT_NAMES)}: add one to "
-                "the file (the tokenizers library's `add_special_tokens`)"
-            )
-        self.end_of_text_name, self.end_of_text = known[0]
+        self.end_of_text_name, self.end_of_text = self._ending(end_of_text)
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())  # ids may have holes
         self.content_hash = hashlib.sha256(self._json.encode() + self.end_of_text_name.encode()).hexdigest()
+
+    def _ending(self, wanted: str | int) -> tuple[str, int]:
+        """Name and id of the token that ends a text."""
+        if isinstance(wanted, int):
+            added = self._tokenizer.get_added_tokens_decoder().get(wanted)
+            if added is not None and added.special:  # other ids are defaults that nobody has chosen
+                return added.content, wanted
+            wanted = ""
+        for name in [wanted] if wanted else END_OF_TEXT_NAMES:
+            if (found := self._tokenizer.token_to_id(name)) is not None:
+                return name, found
+        if wanted:
+            raise DataError(f"tokenizer {self._path} has no token {wanted!r} to end a text with (`data.end_of_text`)")
+        raise DataError(
+            f"tokenizer {self._path} has no end-of-text token, which is one of {', '.join(END_OF_TEXT_NAMES)}: say which of its tokens it is "
+            "(`data.end_of_text`), or add one to the file (the tokenizers library's `add_special_tokens`)"
+        )
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         with _rust_errors(f"tokenizer {self._path} has no ids for some text; give one that knows all of the data"):
@@ -151,9 +167,9 @@ class JsonTokenizer:
         )
 
 
-def open_tokenizer(spec: str) -> Tokenizer:
-    """`bytes`, or the path of a tokenizer.json. Raises DataError."""
-    return ByteTokenizer() if spec == "bytes" else JsonTokenizer(Path(spec))
+def open_tokenizer(spec: str, end_of_text: str | int = "") -> Tokenizer:
+    """`bytes`, or the path of a tokenizer.json, of which `end_of_text` is as for `JsonTokenizer`. Raises DataError."""
+    return ByteTokenizer() if spec == "bytes" else JsonTokenizer(Path(spec), end_of_text)
 
 
 def _begin_with(tokenizer: Tokenizer) -> dict[str, object]:

@@ -290,6 +290,7 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
             founder=PEER,
             manifest=Path("m"),
             about="1.0 M parameters, 40 steps, 1 rounds, data python",
+            end_of_text="</s>",
             layers=(2, 3),
         )
 
@@ -298,6 +299,7 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
     assert "farflung join farflung1abc" in there and "anybody" in there
     assert "published in the DHT, under its name and its hash, through a, b\n" in there and "as soon as" not in there
     assert "2 stages of 2 + 3 layers; the first has the head besides" in there
+    assert "\na text ends with the tokenizer's </s>; another is said by data.end_of_text (--config)\n" in there
     later = run("create", "x").stdout
     assert f"swarm x founded ({SWARM[:12]}), full name {FULL_NAME}\n" in later
     assert "farflung join farflung1abc" in later and "published when this machine's node starts" in later
@@ -317,6 +319,7 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
         "founder": PEER,
         "open": False,
         "about": "1.0 M parameters, 40 steps, 1 rounds, data python",
+        "end_of_text": "</s>",
         "layers": [2, 3],
         "invitation": "farflung1abc",
         "manifest": "m",

@@ -1,9 +1,11 @@
 """`create --from`: a swarm that trains on from a model that was there already."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from tests.node.founded import TEXT
 from tests.node.processes import nodes
@@ -105,6 +107,41 @@ def test_its_own_tokenizer_comes_with_it(tmp_path: Path) -> None:
     assert manifest is not None and manifest.tokenizer.kind == "file"
 
 
+END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+
+
+def write_with_two_ends(folder: Path) -> None:
+    """A model whose texts end with END, and whose tokenizer has another token with a name that is usual for it."""
+    tokenizer: Any = tokenizers.Tokenizer.from_str(ByteTokenizer().to_json().replace("<|endoftext|>", "<|eot_id|>"))
+    tokenizer.add_special_tokens([END])
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write(folder, open_tokenizer(str(folder / "tokenizer.json"), END))
+
+
+def test_a_text_ends_as_the_folder_says_for_the_founder_and_for_whoever_joins(tmp_path: Path) -> None:
+    write_with_two_ends(tmp_path / "given")
+    assert open_tokenizer(str(tmp_path / "given/tokenizer.json")).end_of_text_name == "<|eot_id|>", "by itself"
+    made = found(tmp_path, tmp_path / "given")
+    assert made.end_of_text == END
+    manifest = load_manifest(resolve_paths(tmp_path / "a", {}).find_swarm("on"))
+    assert manifest is not None and manifest.tokenizer.end_of_text == END
+    joiners = swarm_tokenizer(manifest, tmp_path / "given/tokenizer.json")
+    assert (joiners.end_of_text_name, joiners.end_of_text) == (END, 257)
+    assert swarm_dataset(manifest, joiners, None).num_samples == manifest.data.num_samples, "the founder's data"
+    with pytest.raises(ConfigError, match="is not what swarm 'on' trains on"):
+        swarm_dataset(manifest, open_tokenizer(str(tmp_path / "given/tokenizer.json")), None)
+    daemon.export(ExportOptions(swarm="on", folder=tmp_path / "again", home=tmp_path / "a"))
+    assert json.loads((tmp_path / "again/config.json").read_text())["eos_token_id"] == 257
+    assert json.loads((tmp_path / "again/tokenizer_config.json").read_text())["eos_token"] == END
+
+
+def test_a_file_may_say_otherwise_how_a_text_ends(tmp_path: Path) -> None:
+    write_with_two_ends(tmp_path / "given")
+    made = found(tmp_path, tmp_path / "given", toml=TOML + '[data]\nend_of_text = "<|eot_id|>"\n')
+    assert made.end_of_text == "<|eot_id|>"
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -112,6 +149,7 @@ def test_its_own_tokenizer_comes_with_it(tmp_path: Path) -> None:
         ({"toml": TOML + "[model]\nnum_layers = 2\n"}, "leave out num_layers"),
         ({"stages": 2}, "--from: stages begin with drawn weights, each on a machine of its own; leave out --stages"),
         ({"toml": TOML + "[model]\nseq_len = 1\n"}, "seq_len = 1"),
+        ({"toml": TOML + '[data]\nend_of_text = "x"\n'}, "data.end_of_text = 'x': goes with a tokenizer file"),
         ({"toml": TOML + "[model]\nseq_len = 'long'\n"}, "seq_len = 'long': must be a whole number"),
     ],
 )

@@ -34,6 +34,7 @@ content_hash = "{"64" * 32}"
 num_samples = 1000
 tokenizer = "file"
 tokenizer_hash = "{"74" * 32}"
+end_of_text = "<|end|>"
 
 [inner]
 lr = 1
@@ -74,6 +75,7 @@ def test_reads_every_section() -> None:
     assert manifest.founder == FOUNDER
     assert manifest.model.dim == 64
     assert manifest.tokenizer.kind == "file" and manifest.tokenizer.hash == b"t" * 32
+    assert manifest.tokenizer.end_of_text == "<|end|>"
     assert manifest.inner.lr == 1.0 and manifest.inner.betas == (0.9, 0.99)
     assert manifest.admission.rule == "invite" and manifest.admission.invite_key == b"k" * 32
     assert manifest.deadlines.min_round_s == 1.5

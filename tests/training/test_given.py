@@ -76,6 +76,19 @@ def test_transformers_and_we_compute_the_same_of_what_it_saved(model: Decoder, t
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("config_says", "generation_says", "found"),
+    [(7, 8, 7), ([9, 7], 8, 9), (None, 8, 8), (None, [6, 8], 6), (None, None, None), ([], "</s>", None)],
+)
+def test_what_ends_a_text_is_what_the_folder_says(
+    config: ModelConfig, tmp_path: Path, config_says: object, generation_says: object, found: int | None
+) -> None:
+    folder = write(Decoder(config, seed=1), tmp_path)
+    edit(folder, eos_token_id=config_says)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation_says}))
+    assert open_given(folder).end_of_text == found
+
+
 def test_samples_are_no_longer_than_small_cards_can_train(model: Decoder, tmp_path: Path) -> None:
     write(model, tmp_path)
     edit(tmp_path, max_position_embeddings=131_072)

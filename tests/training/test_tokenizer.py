@@ -76,6 +76,31 @@ def test_a_text_has_the_same_ids_each_time_though_the_file_asks_for_dropout(tmp_
     assert '"dropout": null' in tokenizer.to_json()
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("", "</s>"),
+        ("<s>", "<s>"),
+        (1, "<s>"),
+        pytest.param(4, "</s>", id="an id of no special token"),
+        pytest.param(9_999, "</s>", id="an id of no token"),
+        ("a", "a"),
+    ],
+)
+def test_what_ends_a_text_is_said_or_else_the_usual(tmp_path: Path, said: str | int, found: str) -> None:
+    tokenizer = open_tokenizer(str(write_tokenizer("llama-2", tmp_path / "tokenizer.json")), said)
+    assert tokenizer.end_of_text_name == found
+    assert tokenizer.end_of_text == {"</s>": 2, "<s>": 1, "a": 4}[found]
+
+
+def test_an_end_that_the_file_does_not_have_is_refused(tmp_path: Path) -> None:
+    path = write_tokenizer("llama-2", tmp_path / "tokenizer.json")
+    with pytest.raises(
+        DataError, match=r"tokenizer\.json has no token '<eos>' to end a text with \(`data\.end_of_text`"
+    ):
+        open_tokenizer(str(path), "<eos>")
+
+
 def test_unusable_files_say_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         open_tokenizer(str(tmp_path / "missing.json"))
@@ -84,7 +109,7 @@ def test_unusable_files_say_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a file of the tokenizers library"):
         open_tokenizer(str(broken))
     tokenizers.Tokenizer(WordLevel({"hello": 0}, unk_token="hello")).save(str(broken))
-    with pytest.raises(DataError, match=r"no end-of-text token.*</s>.*add one"):
+    with pytest.raises(DataError, match=r"no end-of-text token.*</s>.*say which .*`data.end_of_text`.*add one"):
         open_tokenizer(str(broken))
 
 
