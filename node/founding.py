@@ -45,7 +45,6 @@ from farflung.protocol.manifest_sections import MAX_LABEL
 from farflung.protocol.manifest_toml import Sections, manifest_from_sections, parse_toml
 from farflung.protocol.naming import check_free, check_name, full_name
 from farflung.protocol.versions import negotiate
-from farflung.training.corpus import no_text
 from farflung.training.data import Dataset
 from farflung.training.errors import DataError, UnusableModel
 from farflung.training.given import GivenModel, open_given
@@ -334,12 +333,7 @@ def _fill_data(sections: Sections, tokenizer: Tokenizer) -> Dataset:
     if not isinstance(wanted, str):
         raise ConfigError(f"data.spec = {wanted!r}: give `python`, a path, or `hf:DATASET`, in quotation marks")
     data["spec"] = data_spec(wanted)
-    kind, _, rest = data["spec"].partition(":")
     try:
-        if kind == "text" and (bad := no_text(Path(rest))) is not None:
-            raise ConfigError(
-                f"{bad} is no text in UTF-8, for there are zeros in it; convert it, or take it out of the data"
-            )
         dataset = open_dataset(data["spec"], tokenizer, sections["model"]["seq_len"])
         found = dataset.content_hash
     except DataError as error:

@@ -6,14 +6,15 @@ target once.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from farflung.training.corpus import Document, split
+from farflung.training.corpus import Document, digest_of, is_held_out, split
 from farflung.training.errors import DataError
 from farflung.training.tokenizer import Tokenizer
 
@@ -71,6 +72,11 @@ class TokenWindows:
     def num_samples(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def heldout_tokens(self) -> int:
+        """What of it is held out, in tokens."""
+        return sum(run.size for run in self._heldout_runs)
+
     @cached_property
     def content_hash(self) -> str:
         return self._hash_content()
@@ -87,34 +93,33 @@ class TokenWindows:
         return np.stack([_window(self._heldout_runs, self._heldout_ends, i, self._seq_len) for i in picks])
 
 
-def text_dataset(documents: Sequence[Document], tokenizer: Tokenizer, seq_len: int) -> TokenWindows:
-    """All texts in memory, each with an end-of-text behind it, joined into one run for each part.
+def text_dataset(documents: Iterable[Document], tokenizer: Tokenizer, seq_len: int) -> TokenWindows:
+    """All texts in memory, two bytes a token or four, each with an end-of-text behind it, joined into one run for each part.
 
     Raises DataError when they are too few."""
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    parts = split(documents, [document.text.encode() for document in documents])
-    training, heldout = (
-        _join([tokenizer.encode(d.text) for d in part], tokenizer.end_of_text, dtype) for part in parts
-    )
+    dtype: type[np.unsignedinteger] = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    # They grow text by text: what is kept of a text is its ids in the width that they stay in, and only once.
+    runs = {False: bytearray(), True: bytearray()}
+    digests, sizes = [], []
+    for document in documents:
+        digests.append(digest_of(document.text.encode()))
+        ids = np.append(tokenizer.encode(document.text), tokenizer.end_of_text).astype(dtype)
+        sizes.append(ids.size)
+        runs[is_held_out(digests[-1])] += ids.data
+    if all(runs.values()):
+        training, heldout = (np.frombuffer(runs[part], dtype=dtype) for part in (False, True))
+    else:  # few texts, all in the same run
+        whole = np.frombuffer(runs[False] or runs[True], dtype=dtype)
+        texts = [whole[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+        training, heldout = (np.concatenate(part) for part in split(texts, digests))
 
     def hash_content() -> str:
         digest = hashlib.sha256(f"{tokenizer.content_hash} {seq_len} {training.size} {heldout.size}".encode())
         for run in (training, heldout):
-            digest.update(run.astype(run.dtype.newbyteorder("<"), copy=False).tobytes())
+            digest.update(run.astype(run.dtype.newbyteorder("<"), copy=False).data)
         return digest.hexdigest()
 
     return TokenWindows([training], [heldout], seq_len=seq_len, hash_content=hash_content)
-
-
-def _join(
-    texts: Sequence[Tokens], end_of_text: int, dtype: type[np.unsignedinteger]
-) -> npt.NDArray[np.unsignedinteger]:
-    run = np.full(sum(text.size + 1 for text in texts), end_of_text, dtype=dtype)
-    start = 0
-    for text in texts:
-        run[start : start + text.size] = text
-        start += text.size + 1
-    return run
 
 
 def _window_ends(runs: Sequence[npt.NDArray[np.integer]], seq_len: int) -> npt.NDArray[np.int64]:

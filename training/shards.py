@@ -17,15 +17,19 @@ from tokenize import TokenError
 import numpy as np
 import numpy.typing as npt
 
-from farflung.training.corpus import split
+from farflung.training.corpus import digest_of, split
 from farflung.training.data import TokenWindows
 from farflung.training.errors import DataError
+from farflung.training.files import files_in
 from farflung.training.tokenizer import Tokenizer
 
 RUN_WINDOWS = 1024
 """Most windows of one run. Shorter ones would make a long list for terabytes of tokens."""
 
 _READ_BYTES = 1 << 24
+
+_NAMES = "surrogateescape"
+"""How Python has the bytes of a file's name that are no UTF-8."""
 
 
 def open_shards(path: Path, tokenizer: Tokenizer, seq_len: int) -> TokenWindows:
@@ -34,7 +38,7 @@ def open_shards(path: Path, tokenizer: Tokenizer, seq_len: int) -> TokenWindows:
         raise DataError(f"shards:{path}: there is no such file or folder")
     files = [path]
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix in (".bin", ".npy") and p.is_file())
+        files = [file for file in files_in(path) if file.suffix in (".bin", ".npy")]
     root = path if path.is_dir() else path.parent
     shards = {file.relative_to(root).as_posix(): _map(file) for file in files}
     if not shards:
@@ -42,17 +46,17 @@ def open_shards(path: Path, tokenizer: Tokenizer, seq_len: int) -> TokenWindows:
 
     total_windows = sum(max(0, (tokens.size - 1) // seq_len) for tokens in shards.values())
     run_tokens = seq_len * max(1, min(RUN_WINDOWS, total_windows // 200))
-    runs, names = [], []
+    runs, digests = [], []
     for name, tokens in shards.items():
         for number, start in enumerate(range(0, tokens.size - seq_len, run_tokens)):
             runs.append(tokens[start : start + run_tokens + 1])
-            names.append(f"{name}#{number}".encode())
-    training, heldout = split(runs, names)  # by name, since what is in them may be terabytes
+            digests.append(digest_of(f"{name}#{number}".encode(errors=_NAMES)))
+    training, heldout = split(runs, digests)  # by name, since what is in them may be terabytes
 
     def hash_content() -> str:
         digest = hashlib.sha256(f"{tokenizer.content_hash} {seq_len}".encode())
         for name, tokens in shards.items():
-            digest.update(f"\n{name} {tokens.dtype.str} {tokens.size}\n".encode())
+            digest.update(f"\n{name} {tokens.dtype.str} {tokens.size}\n".encode(errors=_NAMES))
             step = _READ_BYTES // tokens.itemsize
             for start in range(0, tokens.size, step):
                 block = tokens[start : start + step]

@@ -34,6 +34,7 @@ from farflung.training.presets import PRESETS
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
+from farflung.training.tokenizer import ByteTokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,13 @@ def test_data_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data" / "logo.png").write_bytes(b"\x89PNG" + bytes(500))
     with pytest.raises(ConfigError, match=r"logo\.png is no text in UTF-8.*take it out of the data"):
         found(tmp_path, tmp_path / "data")
+
+
+def test_data_that_turns_into_no_text_is_refused_by_who_joins(tmp_path: Path, corpus: Path) -> None:
+    _, manifest = found(tmp_path, corpus)
+    corpus.write_bytes(corpus.read_bytes() + b"\xff")
+    with pytest.raises(ConfigError, match=rf"cannot be opened: .*{corpus.name} is no text in UTF-8, by its byte"):
+        swarm_dataset(manifest, ByteTokenizer())
 
 
 def test_create_writes_manifest_secret_and_genesis(tmp_path: Path, corpus: Path) -> None:
