@@ -191,6 +191,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Found a swarm: write and sign its manifest, and print the invitation."""
+    from farflung.node import founded
     from farflung.node.options import CreateOptions, number_or_auto
 
     options = CreateOptions(
@@ -228,42 +229,10 @@ def create(
 
         made = daemon.create(options)
     if as_json:
-        facts = {
-            "name": made.name,
-            "full_name": made.full_name,
-            "hash": made.hash_hex,
-            "founder": made.founder,
-            "open": open_,
-            "about": made.about,
-            "end_of_text": made.end_of_text,
-            "layers": list(made.layers),
-        }
-        where = {"addresses": list(made.addresses), "port": made.port, "published": made.published}
-        print_json(facts | {"invitation": made.invitation, "manifest": str(made.manifest)} | where)
-        return
-    typer.echo(f"swarm {made.name} founded ({made.hash_hex[:12]}), full name {made.full_name}")
-    typer.echo(made.about)
-    if made.end_of_text:
-        typer.echo(
-            f"a text ends with the tokenizer's {made.end_of_text}; another is said by data.end_of_text (--config)"
-        )
-    if made.layers:
-        typer.echo(
-            f"{len(made.layers)} stages of {' + '.join(map(str, made.layers))} layers; the first has the head besides"
-        )
-    if open_:
-        typer.echo("anybody who finds the name may join and send it anything; founded with --open")
-    if made.published:
-        typer.echo(f"published in the DHT, under its name and its hash, through {', '.join(options.peers)}")
+        print_json(founded.facts(made, options))
     else:
-        typer.echo("published when this machine's node starts: it puts it into the DHT, under its name and its hash")
-    here = " --local" if local else ""
-    typer.echo(f"\nstart this machine's node:   farflung join {made.name}{here}")
-    typer.echo(f"others join with:            farflung join {made.invitation}{here}")
-    if not made.addresses:
-        typer.echo("it names no address yet, because of --port 0: wait for what that node prints, or `farflung invite`")
-    elif not made.published:
-        typer.echo(f"it is good as soon as that node runs, on port {made.port} as it says")
+        for line in founded.lines(made, options):
+            typer.echo(line)
 
 
 @app.command()

@@ -45,7 +45,7 @@ from farflung.protocol.manifest_sections import MAX_LABEL
 from farflung.protocol.manifest_toml import Sections, manifest_from_sections, parse_toml
 from farflung.protocol.naming import check_free, check_name, full_name
 from farflung.protocol.versions import negotiate
-from farflung.training.data import Dataset
+from farflung.training.data import Dataset, TokenWindows
 from farflung.training.errors import DataError, UnusableModel
 from farflung.training.given import GivenModel, open_given
 from farflung.training.inner import InnerConfig
@@ -150,6 +150,8 @@ def found_swarm(options: CreateOptions) -> CreatedSwarm:
         manifest=paths.swarm(recipe.swarm.hex()).manifest,
         about=f"{recipe.about}, data {manifest.data.spec}" + (f", from {given.folder}" if given else ""),
         end_of_text=manifest.tokenizer.end_of_text,
+        samples=dataset.num_samples,
+        heldout_tokens=dataset.heldout_tokens if isinstance(dataset, TokenWindows) else None,
         layers=manifest.pipeline.layers,
     )
 

@@ -122,6 +122,10 @@ class CreatedSwarm:
     """What is to be trained, in a sentence."""
     end_of_text: str = ""
     """The token of the tokenizer's file that ends a text; empty of bytes."""
+    samples: int
+    """What of the data is trained on in an epoch."""
+    heldout_tokens: int | None
+    """What of it is held out; None of a stream, which holds out rows of any length."""
     layers: tuple[int, ...] = ()
     """Of a pipeline, those of each stage."""
 

@@ -292,6 +292,8 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
             about="1.0 M parameters, 40 steps, 1 rounds, data python",
             end_of_text="</s>",
             layers=(2, 3),
+            samples=12_345,
+            heldout_tokens=None if wanted.local else 67_890,
         )
 
     fake_daemon(monkeypatch, create=create)
@@ -305,12 +307,14 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
     assert "farflung join farflung1abc" in later and "published when this machine's node starts" in later
     assert "as soon as that node runs, on port 4242" in later
     assert "\n1.0 M parameters, 40 steps, 1 rounds, data python\n" in later and "--local" not in later
+    assert "\n12,345 samples of the data to train on, 67,890 tokens held out\n" in later
     nowhere = run("create", "x", "--port", 0).stdout
     assert "farflung join farflung1abc\nit names no address yet, because of --port 0" in nowhere
     first = options.CreateOptions(name="x", preset="micro", steps=40, peers=("a", "b"), open=True)
     assert asked == [first, options.CreateOptions(name="x"), options.CreateOptions(name="x", port=0)]
     here = run("create", "x", "--local").stdout
     assert "farflung join x --local\n" in here and "farflung join farflung1abc --local\n" in here
+    assert "\n12,345 samples of the data to train on\n" in here  # of a stream nobody knows more
     made = json.loads(run("create", "x", "--json").stdout)
     assert made == {
         "name": "x",
@@ -321,6 +325,8 @@ def test_create_hands_its_flags_on_and_prints_the_invitation(monkeypatch: pytest
         "about": "1.0 M parameters, 40 steps, 1 rounds, data python",
         "end_of_text": "</s>",
         "layers": [2, 3],
+        "samples": 12_345,
+        "heldout_tokens": 67_890,
         "invitation": "farflung1abc",
         "manifest": "m",
         "addresses": ["there"],

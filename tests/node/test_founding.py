@@ -68,6 +68,17 @@ def test_data_that_turns_into_no_text_is_refused_by_who_joins(tmp_path: Path, co
         swarm_dataset(manifest, ByteTokenizer())
 
 
+def test_create_says_how_much_is_held_out(tmp_path: Path) -> None:
+    """And that is a part of the text, not the whole of it and the licence the rest."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "LICENSE").write_text("as is. " * 120)
+    made, manifest = found(tmp_path, folder)
+    assert made.samples == manifest.data.num_samples > 0.8 * len(TEXT) / 32
+    assert made.heldout_tokens is not None and 0 < made.heldout_tokens < 0.2 * len(TEXT)
+
+
 def test_create_writes_manifest_secret_and_genesis(tmp_path: Path, corpus: Path) -> None:
     made, manifest = found(tmp_path, corpus, port=4242, seed=7, local=True, lr=1e-3)
     assert (manifest.inner.lr, manifest.model.init_seed, manifest.data.order_seed) == (1e-3, 7, 7)
