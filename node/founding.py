@@ -47,6 +47,7 @@ from farflung.protocol.naming import check_free, check_name, full_name
 from farflung.protocol.versions import negotiate
 from farflung.training.data import Dataset, TokenWindows
 from farflung.training.errors import DataError, UnusableModel
+from farflung.training.files import files_in
 from farflung.training.given import GivenModel, open_given
 from farflung.training.inner import InnerConfig
 from farflung.training.model_state import save_fresh
@@ -351,14 +352,19 @@ def _fill_data(sections: Sections, tokenizer: Tokenizer) -> Dataset:
 def data_spec(wanted: str) -> str:
     """What a person typed as a spec of `training.sources`, with the path in full: a bare one becomes `text:` or `shards:`."""
     kind, _, rest = wanted.partition(":")
-    if kind in ("text", "shards") and rest:
+    if kind in ("text", "shards") and not rest:
+        raise ConfigError(f"--data {wanted!r}: nothing stands behind it; give {kind}:PATH")
+    if kind in ("text", "shards"):
         return f"{kind}:{Path(rest).expanduser().absolute()}"
-    if kind in ("python", "text", "shards", "hf"):
+    if kind in ("python", "hf"):
         return wanted
     path = Path(wanted).expanduser()
     if not path.exists():
         raise ConfigError(f"--data {wanted!r}: there is no such file or folder; give `python`, a path, or `hf:DATASET`")
-    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    try:
+        files = [path] if path.is_file() else files_in(path)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
     kind = "shards" if any(p.suffix in (".bin", ".npy") for p in files) else "text"
     return f"{kind}:{path.absolute()}"
 

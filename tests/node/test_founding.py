@@ -79,6 +79,18 @@ def test_create_says_how_much_is_held_out(tmp_path: Path) -> None:
     assert made.heldout_tokens is not None and 0 < made.heldout_tokens < 0.2 * len(TEXT)
 
 
+@pytest.mark.parametrize("kind", ["text", "shards"])
+def test_a_kind_of_data_without_a_path_is_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"nothing stands behind it; give {kind}:PATH"):
+        found(tmp_path, tmp_path, data=f"{kind}:")
+
+
+def test_a_link_to_nothing_in_data_is_named(tmp_path: Path, corpus: Path) -> None:
+    (corpus.parent / "link").symlink_to("none")
+    with pytest.raises(ConfigError, match=r"link cannot be read: No such file"):
+        found(tmp_path, corpus.parent)
+
+
 def test_create_writes_manifest_secret_and_genesis(tmp_path: Path, corpus: Path) -> None:
     made, manifest = found(tmp_path, corpus, port=4242, seed=7, local=True, lr=1e-3)
     assert (manifest.inner.lr, manifest.model.init_seed, manifest.data.order_seed) == (1e-3, 7, 7)
