@@ -1,13 +1,13 @@
 """Opening a data set by its spec, the string that stands in a manifest and on the command line."""
 
 from pathlib import Path
-from urllib.parse import parse_qs
 
 from farflung.training.corpus import python_documents, text_documents
 from farflung.training.data import Dataset, text_dataset
 from farflung.training.errors import DataError
 from farflung.training.shards import open_shards
-from farflung.training.streamed import StreamSpec, open_stream
+from farflung.training.stream_spec import StreamSpec
+from farflung.training.streamed import open_stream
 from farflung.training.tokenizer import Tokenizer
 
 DATA_SPECS = (
@@ -27,6 +27,5 @@ def open_dataset(spec: str, tokenizer: Tokenizer, seq_len: int) -> Dataset:
         case "shards" if rest:
             return open_shards(Path(rest), tokenizer, seq_len)
         case "hf" if rest:
-            name, _, options = rest.partition("?")
-            return open_stream(StreamSpec.parse(name, parse_qs(options)), tokenizer, seq_len)
+            return open_stream(StreamSpec.parse(rest), tokenizer, seq_len)
     raise DataError(f"data {spec!r} is none of {DATA_SPECS}")

@@ -14,73 +14,19 @@ too large for that is better made into token shards (`shards`).
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from farflung.training.data import Tokens
 from farflung.training.errors import DataError
-from farflung.training.read_failures import read_errors
+from farflung.training.stream_opening import open_rows
 from farflung.training.stream_rows import StreamRows
+from farflung.training.stream_spec import StreamSpec
 from farflung.training.tokenizer import Tokenizer
 
 HELD_OUT_SAMPLES = 256
 """Most samples at the head of the stream that are never trained on; at most one in twenty."""
-
-LIBRARY_TRIES = 2
-"""Of `datasets` for each read: what is but for a moment does not cost the open stream."""
-
-LIBRARY_PAUSE_S = 1
-"""After each of them that failed, the last as well. By itself the library waits for a minute where a hub asks for fewer requests."""
-
-_LIBRARY_PAUSES = (
-    "STREAMING_READ_RETRY_INTERVAL",
-    "STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL",
-    "STREAMING_READ_RATE_LIMIT_RETRY_INTERVAL",
-    "STREAMING_OPEN_RETRY_INTERVAL",
-)
-"""Its settings; not every version has all of them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamSpec:
-    """Which rows of which data set."""
-
-    dataset: str
-    """Name on the hub, a local folder, or a builder such as `json` together with `files`."""
-    config: str | None = None
-    split: str = "train"
-    column: str = "text"
-    rows: int = 4
-    """Consecutive rows in one sample."""
-    samples: int | None = None
-    """Samples in the data set; needed where it does not say how many rows it has."""
-    revision: str | None = None
-    """A commit of the data set on the hub; without it, whatever is newest there."""
-    files: str | None = None
-    """For builders: path of the files."""
-
-    @classmethod
-    def parse(cls, name: str, options: Mapping[str, Sequence[str]]) -> "StreamSpec":
-        """From DATASET[:CONFIG[:SPLIT[:COLUMN]]] and the options behind the `?`. Raises DataError."""
-        fields: dict[str, Any] = {}
-        parts = name.split(":")
-        if len(parts) > 4 or not parts[0]:
-            raise DataError(f"hf:{name} is not hf:DATASET[:CONFIG[:SPLIT[:COLUMN]]]")
-        for key, value in zip(("dataset", "config", "split", "column"), parts, strict=False):
-            if value:
-                fields[key] = value
-        for key, values in options.items():
-            if key in ("revision", "files"):
-                fields[key] = values[-1]
-            elif key in ("rows", "samples") and values[-1].isdecimal() and int(values[-1]) > 0:
-                fields[key] = int(values[-1])
-            else:
-                raise DataError(f"hf:{name}: option {key}={values[-1]} is none of rows, samples, revision, files")
-        return cls(**fields)
 
 
 class StreamedDataset:
@@ -108,7 +54,7 @@ class StreamedDataset:
     @cached_property
     def content_hash(self) -> str:
         """Of the spec, the order and the held-out samples; a stream cannot be hashed whole. Pin `revision` for certainty."""
-        about = f"in order {self._spec} {self.num_samples} {self._seq_len} {self._tokenizer.content_hash}"
+        about = f"in order {self._spec.identity} {self.num_samples} {self._seq_len} {self._tokenizer.content_hash}"
         return hashlib.sha256(about.encode() + np.stack(self._head).astype("<i8").tobytes()).hexdigest()
 
     @cached_property
@@ -127,35 +73,9 @@ class StreamedDataset:
 
 def open_stream(spec: StreamSpec, tokenizer: Tokenizer, seq_len: int) -> StreamedDataset:
     """Open the data set that `spec` names. Raises DataError, also when `datasets` is not installed."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError("hf: needs the datasets library: pip install datasets") from error
-    try:
-        stream = datasets.load_dataset(
-            spec.dataset,
-            spec.config,
-            split=spec.split,
-            revision=spec.revision,
-            data_files=spec.files,
-            streaming=True,
-        )
-    except read_errors() as error:
-        raise DataError(f"hf:{spec.dataset}: {error}") from error
-    _wait_little(datasets)
-    splits = stream.info.splits or {}
-    num_rows = splits[spec.split].num_examples if spec.split in splits else 0
-    if not num_rows:
+    rows, num_rows = open_rows(spec)
+    if num_rows is None:
         if spec.samples is None:
             raise DataError(f"hf:{spec.dataset} does not say how many rows it has: add ?samples=N")
         num_rows = spec.samples * spec.rows
-    rows = StreamRows(stream, name=spec.dataset, column=spec.column)
     return StreamedDataset(rows, spec, num_rows, tokenizer, seq_len)
-
-
-def _wait_little(datasets: Any) -> None:
-    """The library tries for minutes by itself, in the thread that the model's rounds wait for; who reads here tries again in better places."""
-    datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = LIBRARY_TRIES
-    for name in _LIBRARY_PAUSES:
-        if hasattr(datasets.config, name):
-            setattr(datasets.config, name, LIBRARY_PAUSE_S)

@@ -27,7 +27,6 @@ from farflung.training.data import Dataset, text_dataset
 from farflung.training.errors import DataError
 from farflung.training.files import files_in
 from farflung.training.sources import open_dataset
-from farflung.training.streamed import StreamSpec
 from farflung.training.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -433,18 +432,13 @@ def test_a_missing_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_number_of_rows_comes_from_the_data_set(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    load = datasets.load_dataset
+    load = datasets.load_dataset_builder
 
     def with_counts(*args: Any, **options: Any) -> Any:
-        stream = load(*args, **options)
-        stream.info.splits = datasets.SplitDict({"train": datasets.SplitInfo("train", num_examples=200)})
-        return stream
+        builder = load(*args, **options)
+        builder.info.splits = datasets.SplitDict({"train": datasets.SplitInfo("train", num_examples=200)})
+        return builder
 
-    monkeypatch.setattr(datasets, "load_dataset", with_counts)
+    monkeypatch.setattr(datasets, "load_dataset_builder", with_counts)
     dataset = open_dataset(f"hf:json?files={rows}&rows=4", BYTES, 16)
     assert dataset.num_samples == 48  # of fifty
-
-
-def test_specs_are_parsed() -> None:
-    spec = StreamSpec.parse("allenai/c4:en:validation", {"rows": ["8"], "revision": ["abc"]})
-    assert spec == StreamSpec(dataset="allenai/c4", config="en", split="validation", rows=8, revision="abc")

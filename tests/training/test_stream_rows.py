@@ -21,8 +21,8 @@ from farflung.training.errors import DataError, DataUnavailable, NotNow
 from farflung.training.order import SampleOrder
 from farflung.training.read_failures import may_pass, read_errors
 from farflung.training.sources import open_dataset
+from farflung.training.stream_opening import LIBRARY_TRIES
 from farflung.training.stream_rows import PAUSES_S, PLACE_SPREAD, StreamRows, thinned
-from farflung.training.streamed import LIBRARY_TRIES
 from farflung.training.tokenizer import ByteTokenizer
 
 FILE_ROWS = (1300, 1, 777, 3000, 922)
