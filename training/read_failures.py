@@ -1,9 +1,11 @@
 """What reading a data set of the Hugging Face hub raises, and which of it says only that network or hub lack something for a while."""
 
 import errno
+import lzma
 import socket
 import ssl
 import sys
+import zipfile
 import zlib
 from collections.abc import Iterator
 
@@ -13,6 +15,7 @@ _ERRORS_ELSEWHERE = (
     ("httpx2", "HTTPError"),
     ("aiohttp", "ClientError"),
     ("pyarrow", "ArrowException"),
+    ("zstandard", "ZstdError"),
 )
 """Of `datasets` and the libraries below it, those that need not be an OSError or ValueError."""
 
@@ -34,8 +37,9 @@ _STATUSES = frozenset({408, 425, 429})
 
 
 def read_errors() -> tuple[type[Exception], ...]:
-    """What opening and reading a stream may raise."""
-    return (OSError, EOFError, ValueError, zlib.error, *_loaded(_ERRORS_ELSEWHERE))
+    """What opening and reading a stream may raise; StopIteration, where it looks for the first rows of an empty file."""
+    damaged = (zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+    return (OSError, EOFError, ValueError, StopIteration, *damaged, *_loaded(_ERRORS_ELSEWHERE))
 
 
 def may_pass(error: BaseException) -> bool:

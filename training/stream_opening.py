@@ -49,6 +49,8 @@ def open_rows(spec: StreamSpec) -> tuple[StreamRows, int | None]:
     try:
         builder = datasets.load_dataset_builder(path, spec.config, revision=spec.revision, data_files=spec.files)
         _check_builder(spec, builder)
+        if hasattr(builder.config, "encoding_errors"):  # of text and CSV, which else end at a byte that is no UTF-8
+            builder.config.encoding_errors = "replace"
         stream = builder.as_streaming_dataset(split=spec.split)
     except RuntimeError as error:  # a data set that is a script
         raise DataError(f"hf:{spec.dataset}: {error}: use one of plain files") from error

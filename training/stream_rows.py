@@ -44,8 +44,10 @@ class StreamRows:
         name: str,  # of the data set, for errors
         column: str,
         sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream, self._name, self._column, self._sleep = stream.with_format("arrow"), name, column, sleep
+        self._stream, self._name, self._column = stream.with_format("arrow"), name, column
+        self._sleep, self._now = sleep, now
         self._batches: Iterator[Any] | None = None
         self._batch: Any = None  # a table of the rows from _begin to _end
         self._begin = self._end = 0
@@ -61,19 +63,36 @@ class StreamRows:
         *,
         patient: bool = False,  # whether to wait here for what cannot be read, for half a minute
     ) -> list[str]:
-        """Raises DataError: where there is no such row or no text in it, and what cannot be read after all; DataUnavailable where that may pass."""
+        """A row without text has the empty one: one such row must not end every node that comes to it.
+
+        Raises DataError: where there is no such row or the column is not of texts, and what cannot be read after all; DataUnavailable where
+        that may pass."""
         return [self._text(row, patient) for row in range(first_row, first_row + num_rows)]
 
     def _text(self, row: int, patient: bool) -> str:
         while not self._reach(row, patient):
             if self._batches is not None:
-                raise DataError(f"hf:{self._name} has no row {row}: give a smaller samples=N")
+                raise DataError(f"hf:{self._name} has no row {row}, it has {self._end:,}: give a smaller samples=N")
             self._sleep(PAUSES_S[self._failures - 1])
         columns = self._batch.column_names
-        text = self._batch.column(self._column)[row - self._begin].as_py() if self._column in columns else None
-        if not isinstance(text, str):
-            raise DataError(f"hf:{self._name}: column {self._column!r} is no text; it has {sorted(columns)}")
-        return text
+        if self._column in columns and is_text(kind := self._batch.column(self._column).type):
+            return text_of(self._batch.column(self._column)[row - self._begin])
+        if self._begin == 0:  # what everybody reads first decides what the column is
+            there = "is missing" if self._column not in columns else f"is no text, but {kind}"
+            raise DataError(f"hf:{self._name}: column {self._column!r} {there}; the columns are {sorted(columns)}")
+        return ""
+
+    def count(self, wanted: int, within_s: float) -> int | None:
+        """How many rows there are, of at most `wanted`; None if it takes longer to tell, for they are read over. Raises DataError."""
+        began = self._now()
+        while self._end < wanted:
+            if not self._reach(min(self._end + BATCH_ROWS, wanted) - 1, patient=True):
+                if self._batches is not None:
+                    return self._end
+                self._sleep(PAUSES_S[self._failures - 1])
+            if self._now() - began > within_s:
+                return None
+        return wanted
 
     def _reach(self, row: int, patient: bool) -> bool:
         """Read until the batch has this row; False when the stream ends before, or with none open when it is to be tried again after a pause. Raises DataError."""
@@ -128,6 +147,22 @@ class StreamRows:
         if self._end - max(place for place in self._places if place <= self._end) >= PLACE_ROWS:
             places = {**self._places, self._end: self._stream.state_dict()}
             self._places = {place: places[place] for place in thinned(places)}
+
+
+def is_text(kind: Any) -> bool:
+    """Of a column's type in Arrow."""
+    import pyarrow
+
+    plain = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    return bool(
+        pyarrow.types.is_string(plain) or pyarrow.types.is_large_string(plain) or plain == pyarrow.string_view()
+    )
+
+
+def text_of(value: Any) -> str:
+    """Of one value of a text column; what is no UTF-8 in it is replaced, as Python does, so on all peers alike."""
+    plain = getattr(value, "value", value)  # of a dictionary's entry
+    return bytes(plain.as_buffer()).decode(errors="replace") if plain is not None and plain.is_valid else ""
 
 
 def thinned(places: Collection[int]) -> list[int]:

@@ -28,13 +28,28 @@ from farflung.training.tokenizer import Tokenizer
 HELD_OUT_SAMPLES = 256
 """Most samples at the head of the stream that are never trained on; at most one in twenty."""
 
+COUNTING_S = 120.0
+"""How long a founder's machine looks for the last row of a data set that does not say how many it has."""
+
 
 class StreamedDataset:
     """Samples made of rows of a stream. Not for several threads at once, as `StreamRows`."""
 
     in_order = True
 
-    def __init__(self, rows: StreamRows, spec: StreamSpec, num_rows: int, tokenizer: Tokenizer, seq_len: int) -> None:
+    def __init__(
+        self,
+        rows: StreamRows,
+        spec: StreamSpec,
+        num_rows: int | None,  # None where the data set does not say
+        tokenizer: Tokenizer,
+        seq_len: int,
+    ) -> None:
+        self._is_counted = num_rows is not None
+        if num_rows is None:
+            if spec.samples is None:
+                raise DataError(f"hf:{spec.dataset} does not say how many rows it has: add ?samples=N")
+            num_rows = spec.samples * spec.rows
         total = num_rows // spec.rows if spec.samples is None else min(spec.samples, num_rows // spec.rows)
         self._num_heldout = max(1, min(HELD_OUT_SAMPLES, total // 20))
         self.num_samples = total - self._num_heldout
@@ -49,7 +64,22 @@ class StreamedDataset:
 
     def heldout(self, k: int) -> Tokens:
         k = min(k, self._num_heldout)
-        return np.stack([sample for sample in self._head[:k]])
+        return np.stack([self._head[i * self._num_heldout // k] for i in range(k)])
+
+    def check_end(self) -> None:
+        """Read on to the last row, where only `samples` says that it is there. Raises DataError that says how many there are.
+
+        For founders: a swarm cannot get past the end of its data. What is longer than `COUNTING_S` of reading is believed.
+        """
+        if self._is_counted:
+            return
+        wanted = (self._num_heldout + self.num_samples) * self._spec.rows
+        found = self._rows.count(wanted, COUNTING_S)
+        if found is not None and found < wanted:
+            raise DataError(
+                f"hf:{self._spec.dataset} has {found:,} rows, {self._spec.samples:,} samples of {self._spec.rows} need {wanted:,}: give "
+                f"samples={found // self._spec.rows} or less"
+            )
 
     @cached_property
     def content_hash(self) -> str:
@@ -74,8 +104,4 @@ class StreamedDataset:
 def open_stream(spec: StreamSpec, tokenizer: Tokenizer, seq_len: int) -> StreamedDataset:
     """Open the data set that `spec` names. Raises DataError, also when `datasets` is not installed."""
     rows, num_rows = open_rows(spec)
-    if num_rows is None:
-        if spec.samples is None:
-            raise DataError(f"hf:{spec.dataset} does not say how many rows it has: add ?samples=N")
-        num_rows = spec.samples * spec.rows
     return StreamedDataset(rows, spec, num_rows, tokenizer, seq_len)

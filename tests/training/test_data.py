@@ -399,6 +399,7 @@ def test_a_stream_gives_the_rows_of_a_sample(rows: Path) -> None:
     assert BYTES.decode(sample) == "row 024 says hellorow 025 says hello"
     assert sample[18] == sample[37] == sample[48] == BYTES.end_of_text
     assert BYTES.decode(dataset.heldout(1)[0]).startswith("row 000")
+    assert [BYTES.decode(sample)[:7] for sample in dataset.heldout(3)] == ["row 000", "row 002", "row 006"]  # of five
 
 
 def test_long_rows_are_cropped(rows: Path) -> None:

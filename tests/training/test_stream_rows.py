@@ -325,10 +325,28 @@ def test_bugs_are_not_hidden(files: tuple[str, Path]) -> None:
 def test_the_end_is_no_fault_of_the_network(files: tuple[str, Path]) -> None:
     rows, stream, waits = watched(files)
     for _ in range(2):
-        with pytest.raises(DataError, match=f"hf:some/set has no row {ROWS}: give a smaller samples=N"):
+        with pytest.raises(
+            DataError, match=f"hf:some/set has no row {ROWS}, it has {ROWS:,}: give a smaller samples=N"
+        ):
             rows.texts(ROWS - 2, 4)
     assert not waits and stream.opened <= 2
     assert rows.texts(ROWS - 1, 1) == [text_of(ROWS - 1)] and rows.texts(0, 1) == [text_of(0)]
+
+
+def test_rows_are_counted_as_far_as_somebody_wants_to_know(files: tuple[str, Path]) -> None:
+    rows, stream, _ = watched(files, [(500, ConnectionError("Server Disconnected"))])
+    assert rows.count(700, 1e9) == 700 and rows.count(300, 1e9) == 300
+    assert rows.texts(20, 1) == [text_of(20)]
+    assert rows.count(ROWS, 1e9) == ROWS and rows.count(ROWS + 1, 1e9) == ROWS
+    assert rows.count(10 * ROWS, 1e9) == ROWS and not stream.breaks
+    assert rows.texts(ROWS - 1, 1) == [text_of(ROWS - 1)]
+
+
+def test_counting_ends_when_it_takes_long(files: tuple[str, Path]) -> None:
+    clock = itertools.count()
+    stream = Watched(load(files))
+    rows = StreamRows(stream, name="some/set", column="text", now=lambda: float(next(clock)))
+    assert rows.count(ROWS, 9.5) is None and stream.rows == 10 * 32
 
 
 def spec_of(files: tuple[str, Path]) -> str:
