@@ -54,6 +54,8 @@ from farflung.training.model_state import save_fresh
 from farflung.training.pipeline_slice import even_sizes
 from farflung.training.presets import PRESETS, preset
 from farflung.training.sources import open_dataset
+from farflung.training.stream_spec import StreamSpec
+from farflung.training.streamed import StreamedDataset
 from farflung.training.tokenizer import Tokenizer, open_tokenizer
 
 DEFAULT_PRESET = "1m"
@@ -339,6 +341,8 @@ def _fill_data(sections: Sections, tokenizer: Tokenizer) -> Dataset:
     try:
         dataset = open_dataset(data["spec"], tokenizer, sections["model"]["seq_len"])
         found = dataset.content_hash
+        if isinstance(dataset, StreamedDataset):
+            dataset.check_end()
     except DataError as error:
         raise ConfigError(str(error)) from error
     for key, value in (("content_hash", found), ("num_samples", dataset.num_samples)):
@@ -352,11 +356,18 @@ def _fill_data(sections: Sections, tokenizer: Tokenizer) -> Dataset:
 def data_spec(wanted: str) -> str:
     """What a person typed as a spec of `training.sources`, with the path in full: a bare one becomes `text:` or `shards:`."""
     kind, _, rest = wanted.partition(":")
-    if kind in ("text", "shards") and not rest:
-        raise ConfigError(f"--data {wanted!r}: nothing stands behind it; give {kind}:PATH")
+    if kind in ("text", "shards", "hf") and not rest:
+        raise ConfigError(
+            f"--data {wanted!r}: nothing stands behind it; give {kind}:{'DATASET' if kind == 'hf' else 'PATH'}"
+        )
     if kind in ("text", "shards"):
         return f"{kind}:{Path(rest).expanduser().absolute()}"
-    if kind in ("python", "hf"):
+    if kind == "hf":
+        try:
+            return f"hf:{StreamSpec.parse(rest).in_full().written()}"
+        except DataError as error:
+            raise ConfigError(str(error)) from error
+    if kind == "python":
         return wanted
     path = Path(wanted).expanduser()
     if not path.exists():

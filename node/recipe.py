@@ -43,7 +43,7 @@ from farflung.training.replica import Replica
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
-from farflung.training.sources import open_dataset
+from farflung.training.sources import lies_here, open_dataset
 from farflung.training.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 
 HEARTBEAT_S = 2.0
@@ -353,24 +353,36 @@ def swarm_dataset(
         dataset = open_dataset(spec, tokenizer, manifest.model.seq_len)
         found = dataset.content_hash
     except DataError as error:
-        elsewhere = "" if spec.startswith(("python", "hf:")) else "; say where it lies here with `--data`"
+        elsewhere = "; say where it lies here with `--data`" if lies_here(spec) else ""
         raise ConfigError(f"the data of swarm {manifest.name!r} cannot be opened: {error}{elsewhere}") from error
     wanted = manifest.data
     if found != wanted.content_hash.hex() or dataset.num_samples != wanted.num_samples:
         raise ConfigError(
             f"the data {spec!r} on this machine is not what swarm {manifest.name!r} trains on: it has "
             f"{dataset.num_samples:,} samples with content hash {found[:12]}, the swarm's has {wanted.num_samples:,} with "
-            f"{short(wanted.content_hash)}. {_data_remedy(spec)}"
+            f"{short(wanted.content_hash)}. {_data_remedy(spec, wanted.spec)}"
         )
     return dataset
 
 
-def _data_remedy(spec: str) -> str:
+def _data_remedy(
+    spec: str,
+    founders: str,  # the manifest's spec
+) -> str:
     if spec == "python":
         return (
             f"The embedded corpus is the standard library of the Python that runs farflung ({platform.python_version()} "
             "here): run it with the founder's Python version."
         )
-    if spec.startswith("hf:"):
-        return "The data set has changed since the founding: the founder should pin a revision."
-    return "Copy the founder's files, and say where they lie with `--data` if that is elsewhere."
+    if not spec.startswith("hf:"):
+        return "Copy the founder's files, and say where they lie with `--data` if that is elsewhere."
+    if lies_here(spec) and lies_here(founders):
+        return (
+            "Copy the founder's files, and say where they lie with `--data hf:…`: with the same configuration, split, column, rows, samples "
+            f"and revision as in {founders!r}."
+        )
+    if spec != founders:
+        return f"Leave `--data` out, so that the founder's {founders!r} is read."
+    if "revision=" in spec:
+        return "The data set, or how it is read, has changed since the founding: ask the founder."
+    return "The data set has changed since the founding: the founder should pin a revision."

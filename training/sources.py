@@ -29,3 +29,14 @@ def open_dataset(spec: str, tokenizer: Tokenizer, seq_len: int) -> Dataset:
         case "hf" if rest:
             return open_stream(StreamSpec.parse(rest), tokenizer, seq_len)
     raise DataError(f"data {spec!r} is none of {DATA_SPECS}")
+
+
+def lies_here(spec: str) -> bool:
+    """Whether `spec` names a path, so that the same data may lie elsewhere on another machine."""
+    kind, _, rest = spec.partition(":")
+    if kind == "hf":
+        try:
+            return StreamSpec.parse(rest).is_local
+        except DataError:
+            return False
+    return kind in ("text", "shards")
