@@ -49,8 +49,7 @@ def open_rows(spec: StreamSpec) -> tuple[StreamRows, int | None]:
     try:
         builder = datasets.load_dataset_builder(path, spec.config, revision=spec.revision, data_files=spec.files)
         _check_builder(spec, builder)
-        if hasattr(builder.config, "encoding_errors"):  # of text and CSV, which else end at a byte that is no UTF-8
-            builder.config.encoding_errors = "replace"
+        _read_on(builder, datasets.Features({spec.column: datasets.Value("string")}))
         stream = builder.as_streaming_dataset(split=spec.split)
     except RuntimeError as error:  # a data set that is a script
         raise DataError(f"hf:{spec.dataset}: {error}: use one of plain files") from error
@@ -81,6 +80,16 @@ def _check_builder(spec: StreamSpec, builder: Any) -> None:
     for files in (builder.config.data_files or {}).values():
         for file in files:
             check_place(str(file))
+
+
+def _read_on(builder: Any, column: Any) -> None:
+    """One row must not end the reading of those behind it."""
+    config = builder.config
+    if hasattr(config, "encoding_errors"):  # text and CSV else end at a byte that is no UTF-8
+        config.encoding_errors = "replace"
+    if hasattr(config, "na_filter") and builder.info.features is None and config.features is None:
+        # CSV has its types guessed anew for every ten thousand lines, and ends where they differ: at cells that are empty, or all numbers.
+        config.usecols, config.features, config.na_filter = list(column), column, False
 
 
 def _wait_little(datasets: Any) -> None:
