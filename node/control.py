@@ -17,6 +17,7 @@ the node has handed over and saved), `events` (streams). Until there is a peer, 
 import asyncio
 import fcntl
 import os
+import shlex
 import socket
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -43,6 +44,8 @@ REQUEST_S = 10.0
 
 GRACE_S = 2.0
 """How long a stopping server waits for answers that are on their way."""
+
+_GOES_ON = "if it was stopped with Ctrl-Z, `fg` in its terminal or `kill -CONT` with its process id lets it go on"
 
 Answer = dict[str, Any]
 Handler = Callable[[Answer], Awaitable[Answer] | AsyncIterator[Answer]]
@@ -168,7 +171,9 @@ async def request(swarm: SwarmPaths, verb: str, *, timeout_s: float = 10.0, **ar
                     result: Answer = line["result"]
                     return result
     except TimeoutError as error:
-        raise ControlError(f"the node of swarm {swarm.name} did not answer within {timeout_s:g} s") from error
+        raise ControlError(
+            f"the node of swarm {swarm.name} did not answer within {timeout_s:g} s; {_GOES_ON}"
+        ) from error
     raise ControlError(f"the node of swarm {swarm.name} ended without an answer")
 
 
@@ -229,9 +234,10 @@ def _knock(swarm: SwarmPaths) -> socket.socket:
         try:
             knocking.connect(str(swarm.socket))
         except BlockingIOError as error:  # it has let nobody in for a hundred of them
+            raise ControlError(f"the node of swarm {swarm.name} lets nobody in; {_GOES_ON}") from error
+        except PermissionError as error:  # nor can anybody else see whether it runs
             raise ControlError(
-                f"the node of swarm {swarm.name} lets nobody in; if it was stopped with Ctrl-Z, `fg` in its terminal "
-                f"or `kill -CONT` with its process id lets it go on"
+                f"the node of swarm {swarm.name} belongs to another user ({swarm.socket} is closed to this one); ask as that one"
             ) from error
         except (FileNotFoundError, ConnectionError) as error:
             raise NoNode(
@@ -267,7 +273,9 @@ def _bind(path: Path) -> socket.socket:
     if folder.st_uid != os.getuid():
         raise ConfigError(f"{path.parent} belongs to another user; give this node its own --home")
     if stat.S_IMODE(folder.st_mode) & 0o077:
-        raise ConfigError(f"{path.parent} is open to other users; close it with `chmod 700 {path.parent}`")
+        raise ConfigError(
+            f"{path.parent} is open to other users; close it with `chmod 700 {shlex.quote(str(path.parent))}`"
+        )
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
@@ -290,6 +298,6 @@ def runs(swarm: SwarmPaths) -> bool:
         _knock(swarm).close()
     except NoNode:
         return False
-    except ControlError:  # it is stopped
+    except ControlError:  # it is stopped, or not ours to see
         return True
     return True

@@ -9,6 +9,7 @@ sealed with a passphrase. Losing the file loses the node's standing, hence `back
 
 import os
 import secrets
+import shlex
 import stat
 from pathlib import Path
 
@@ -74,7 +75,7 @@ class Identity:
                 if not stat.S_ISREG(status.st_mode):
                     raise IdentityError(f"{path} is not a regular file; give the path of an identity file")
                 if os.name == "posix" and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                    raise IdentityError(f"{path} can be read by others; run: chmod 600 {path}")
+                    raise IdentityError(f"{path} can be read by others; run: chmod 600 {shlex.quote(str(path))}")
                 text = file.read(_MAX_BACKUP_CHARS + 1)
         except FileNotFoundError:
             raise

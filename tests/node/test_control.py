@@ -5,8 +5,10 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import socket
 import stat
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, aclosing
@@ -125,6 +127,18 @@ def test_only_this_user_can_open_it(swarm: SwarmPaths) -> None:
         asyncio.run(ControlServer(swarm.socket, {}).run())
 
 
+def test_the_command_that_closes_a_folder_works_as_it_is_told(tmp_path: Path) -> None:
+    """On macOS there is a space in the path of all of them."""
+    folder = tmp_path / "Application Support"
+    folder.mkdir(mode=0o755)
+    with pytest.raises(ConfigError) as caught:
+        asyncio.run(ControlServer(folder / "a.sock", {}).run())
+    told = str(caught.value).split("`")[1]
+    assert shlex.split(told) == ["chmod", "700", str(folder)]
+    subprocess.run(told, shell=True, check=True)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 def test_errors_made_on_purpose_reach_the_client(swarm: SwarmPaths) -> None:
     async def use(server: ControlServer) -> None:
         with pytest.raises(ControlError, match="not like this") as caught:
@@ -195,6 +209,19 @@ def test_a_client_that_goes_with_unread_lines_harms_nobody(swarm: SwarmPaths) ->
 def test_no_node_is_said_with_the_remedy(swarm: SwarmPaths) -> None:
     with pytest.raises(NoNode, match="no node of swarm alpha runs here; start it with `farflung join alpha`"):
         asyncio.run(request(swarm, "status"))
+
+
+def test_the_node_of_another_user_is_said_to_be_one(swarm: SwarmPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a service, or of one that was started with sudo. Tests may run as root, to whom nothing is closed: so the system's refusal is played."""
+
+    class Closed(socket.socket):
+        def connect(self, address: Any) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # without the path, as the system's
+
+    monkeypatch.setattr(socket, "socket", Closed)
+    with pytest.raises(ControlError, match=r"node of swarm alpha belongs to another user .* ask as that one"):
+        control._knock(swarm)
+    assert runs(swarm), "as far as anybody can see"
 
 
 LOOPS = pytest.mark.parametrize("loop", [None, loop_factory], ids=["asyncio", "uvloop"])
@@ -298,7 +325,7 @@ def test_a_slow_node_is_a_clear_error(swarm: SwarmPaths, monkeypatch: pytest.Mon
         return {}
 
     async def use(server: ControlServer) -> None:
-        with pytest.raises(ControlError, match=r"did not answer within 0\.05 s"):
+        with pytest.raises(ControlError, match=r"did not answer within 0\.05 s; if it was stopped with Ctrl-Z, `fg`"):
             await request(swarm, "never", timeout_s=0.05)
 
     monkeypatch.setattr(control, "GRACE_S", 0.05)

@@ -1,6 +1,7 @@
 """The key file, backups, and the two names of one key."""
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,13 @@ def test_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_readable_by_others_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    path = tmp_path / "identity.pem"
+    path = tmp_path / "Application Support" / "identity.pem"  # as on macOS
     Identity.generate().save(path)
     path.chmod(0o640)
-    with pytest.raises(IdentityError, match="chmod 600"):
+    with pytest.raises(IdentityError, match="chmod 600") as caught:
         Identity.load_or_create(path)
+    told = str(caught.value).partition("run: ")[2]
+    assert shlex.split(told) == ["chmod", "600", str(path)]
 
 
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN PRIVATE KEY-----\nMC4CAQ", b"nonsense", b"x" * 10_000])
