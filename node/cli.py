@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from farflung.node.flags import Device, Dtype, Home, Json, Swarm, known_swarm, print_json, working
+from farflung.node.flags import Device, Dtype, Home, Json, Swarm, known_swarm, print_error, print_json, working
 from farflung.node.id_cli import id_app
 from farflung.node.loading import loading
 from farflung.node.model_cli import model_app
@@ -34,14 +34,10 @@ class ErrorsAsLines(TyperGroup):
         try:
             return super().invoke(ctx)
         except (FarflungError, TrainingError, OSError) as error:
-            from rich.console import Console
-            from rich.text import Text
-
             known = error if isinstance(error, FarflungError) else _no_bug(error)
             if known is None:
                 raise
-            said = Text.assemble(("error: ", "bold red"), str(known))
-            Console(stderr=True, highlight=False).print(said, soft_wrap=True)
+            print_error(known)
             raise typer.Exit(2) from error
 
 
@@ -398,19 +394,23 @@ def status(
     if watch:
         asyncio.run(follow(name, home, as_json=as_json))
         return
-    statuses = asyncio.run(running_statuses(name, home))
-    if as_json:
+    statuses, silent = asyncio.run(running_statuses(name, home))
+    if as_json and statuses:
         import msgspec
 
         print_json({"nodes": msgspec.to_builtins(statuses)})
-        return
-    from rich.console import Console
+    elif statuses:
+        from rich.console import Console
 
-    from farflung.node.live import panel
+        from farflung.node.live import panel
 
-    console = Console()
-    for one in statuses:
-        console.print(panel(one))
+        console = Console()
+        for one in statuses:
+            console.print(panel(one))
+    for error in silent:
+        print_error(error)
+    if silent:
+        raise typer.Exit(2)
 
 
 @app.command()

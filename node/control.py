@@ -235,7 +235,7 @@ def _knock(swarm: SwarmPaths) -> socket.socket:
             knocking.connect(str(swarm.socket))
         except BlockingIOError as error:  # it has let nobody in for a hundred of them
             raise ControlError(f"the node of swarm {swarm.name} lets nobody in; {_GOES_ON}") from error
-        except PermissionError as error:  # nor can anybody else see whether it runs
+        except PermissionError as error:  # in a closed folder: whether it runs is not to be seen
             raise ControlError(
                 f"the node of swarm {swarm.name} belongs to another user ({swarm.socket} is closed to this one); ask as that one"
             ) from error

@@ -1,4 +1,4 @@
-"""What commands have in common: flags, and JSON for scripts."""
+"""What commands have in common: flags, JSON for scripts, and errors as lines."""
 
 import json
 from collections.abc import Iterator
@@ -49,3 +49,12 @@ def working(what: str) -> Iterator[None]:
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout."""
     typer.echo(json.dumps(value, indent=2))
+
+
+def print_error(error: Exception) -> None:
+    """Say on stderr what went wrong, in one line."""
+    from rich.console import Console
+    from rich.text import Text
+
+    said = Text.assemble(("error: ", "bold red"), str(error))
+    Console(stderr=True, highlight=False).print(said, soft_wrap=True)

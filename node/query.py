@@ -1,5 +1,6 @@
 """What commands ask of running nodes, over the control socket: which node is meant, and its typed answers."""
 
+import asyncio
 import sys
 import time
 from pathlib import Path
@@ -15,50 +16,53 @@ from farflung.node.events import last_life
 from farflung.node.live import duration, show, show_json, size
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.status import FreshInvitation, LedgerStatus, NodeStatus, PeerStatus, SampleStop
-from farflung.protocol.errors import ConfigError
+from farflung.protocol.errors import ConfigError, LocalError
 
 PEER_STYLES = {"self": "bold", "alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
 
 
-async def running_statuses(name: str | None, home: Path | None) -> list[NodeStatus]:
-    """Status of the named swarm's node, or of every node that runs here.
+async def running_statuses(name: str | None, home: Path | None) -> tuple[list[NodeStatus], list[LocalError]]:
+    """Status of the named swarm's node, or of every node that runs here; and of those that do not answer, why.
 
-    Raises NoNode when none runs, ConfigError when no swarm of this name is known.
+    Raises as `the_running` does where there is none to ask.
     """
-    if name is not None:
-        return [await _status(resolve_paths(home).find_swarm(name))]
-    running = _running(home)
-    return [await _status(swarm) for swarm in running] if running else [await _status(the_running(None, home))]
+    running = _running(home) if name is None else []
+    meant = running or [the_running(name, home)]
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(_status_or_why(swarm)) for swarm in meant]
+    answers = [task.result() for task in asked]
+    return (
+        [one for one in answers if isinstance(one, NodeStatus)],
+        [one for one in answers if isinstance(one, LocalError)],
+    )
 
 
 async def known_peers(name: str | None, home: Path | None) -> list[PeerStatus]:
-    """All peers that a node knows, itself included. Raises as `running_statuses` does."""
+    """All peers that a node knows, itself included. Raises as `the_running` and `request` do."""
     reply = await _ask(the_running(name, home), "peers")
     return msgspec.convert(reply["peers"], list[PeerStatus])
 
 
 async def asked_ledger(name: str | None, home: Path | None, sample: int | None) -> LedgerStatus:
-    """Which sample belongs to whom, as a node knows it. Raises as `running_statuses` does, and ControlError when it cannot know."""
+    """Which sample belongs to whom, as a node knows it. Raises as `known_peers` does, and ControlError when it cannot know."""
     return msgspec.convert(await _ask(the_running(name, home), "ledger", sample=sample), LedgerStatus)
 
 
 async def fresh_invitation(name: str | None, home: Path | None) -> FreshInvitation:
-    """An invitation by a running node, which knows who is where. Raises as `running_statuses` does, and ControlError
+    """An invitation by a running node, which knows who is where. Raises as `known_peers` does, and ControlError
     when this machine may not invite.
     """
     return msgspec.convert(await _ask(the_running(name, home), "invitation"), FreshInvitation)
 
 
 async def leave_swarm(name: str | None, home: Path | None, *, timeout_s: float) -> str:
-    """Make a node leave and wait until it has saved; what it says at the end. Raises as `running_statuses`
-    does.
-    """
+    """Make a node leave and wait until it has saved; what it says at the end. Raises as `known_peers` does."""
     reply = await _ask(the_running(name, home), "leave", timeout_s=timeout_s)
     return str(reply["reason"])
 
 
 async def follow(name: str | None, home: Path | None, *, as_json: bool) -> None:
-    """Show a node's events until it ends, in words or as lines of JSON. Raises as `running_statuses` does."""
+    """Show a node's events until it ends, in words or as lines of JSON. Raises as `known_peers` does."""
     swarm = the_running(name, home)
     if as_json:
         await show_json(stream(swarm, "events"), sys.stdout)
@@ -191,6 +195,14 @@ def _link(one: PeerStatus) -> str:
 
 async def _status(swarm: SwarmPaths) -> NodeStatus:
     return msgspec.convert(await _ask(swarm, "status"), NodeStatus)
+
+
+async def _status_or_why(swarm: SwarmPaths) -> NodeStatus | LocalError:
+    """Nodes that answer are shown, whatever has become of the others."""
+    try:
+        return await _status(swarm)
+    except LocalError as error:
+        return error
 
 
 async def _ask(swarm: SwarmPaths, verb: str, **arguments: Any) -> Answer:

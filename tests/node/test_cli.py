@@ -3,12 +3,14 @@
 import asyncio
 import errno
 import json
+import socket
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +20,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from farflung.node import options
+from farflung.node import options, query
 from farflung.node.cli import app
-from farflung.node.control import ControlServer, only_node
-from farflung.node.paths import resolve_paths
+from farflung.node.control import ControlServer, only_node, request
+from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.query import peer_table
 from farflung.node.status import LedgerStatus, NodeStatus, PeerStatus, SampleStatus, SampleStop
 from farflung.protocol.errors import NetworkError
@@ -95,7 +97,7 @@ def running_node(home: Path) -> Iterator[None]:
             "invitation": invitation,
             "ledger": ledger,
         }
-        server = ControlServer(resolve_paths(home, {}).find_swarm().socket, handlers)
+        server = ControlServer(resolve_paths(home, {}).find_swarm("alpha").socket, handlers)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.run())
             await server.started.wait()
@@ -190,6 +192,37 @@ def test_status_and_peers_of_a_running_node(home: Path) -> None:
         assert "round 4 missed: two seconds late" in run("status", "--watch", "--home", home).stdout
         watched = run("status", "--watch", "--home", home, "--json").stdout
         assert [json.loads(line) for line in watched.splitlines()] == EVENTS
+
+
+def test_a_stopped_node_hides_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = resolve_paths(home, {}).add_swarm("cd" * 32, "gamma")
+    monkeypatch.setattr(query, "request", partial(request, timeout_s=2.0))
+    with running_node(home), socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(stopped.socket))
+        listening.listen()  # and nobody reads what comes
+        shown = run("status", "--home", home)
+        assert shown.exit_code == 2 and "training · step 40/100" in shown.stdout
+        assert shown.stderr.startswith("error: the node of swarm gamma did not answer within 2 s; if it was stopped")
+        told = run("status", "--home", home, "--json")
+        assert told.exit_code == 2 and [one["swarm"] for one in json.loads(told.stdout)["nodes"]] == ["alpha"]
+        alone = run("status", "gamma", "--home", home, "--json")
+        assert (alone.exit_code, alone.stdout, alone.stderr) == (2, "", shown.stderr)
+
+
+def test_all_nodes_are_asked_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two stopped ones nobody waits twice as long."""
+    resolve_paths(home, {}).add_swarm("cd" * 32, "gamma")
+    both = asyncio.Barrier(2)
+
+    async def answer(swarm: SwarmPaths, verb: str) -> dict[str, Any]:
+        async with asyncio.timeout(10):
+            await both.wait()
+        return {"swarm": swarm.name, "peer": PEER}
+
+    monkeypatch.setattr(query, "runs", lambda swarm: True)
+    monkeypatch.setattr(query, "request", answer)
+    statuses, silent = asyncio.run(query.running_statuses(None, home))
+    assert ([one.swarm for one in statuses], silent) == (["alpha", "gamma"], [])
 
 
 def test_peers_of_all_stages_are_a_table() -> None:
