@@ -1,5 +1,5 @@
 """A running node on the terminal: one panel that follows its events, or plain lines where there is no
-terminal.
+terminal, or one that cannot redraw.
 
 Driven by the events alone (the node's own log, or the control socket's stream), so it needs no timer: a node
 says at least `net` every few seconds. Words are torchtitan's: step, loss, grad_norm, tokens/s.
@@ -45,7 +45,7 @@ async def show(events: AsyncIterable[dict[str, Any]], status: NodeStatus, consol
     """Fold `events` into `status` and show it until they end. Cancel to stop earlier; the panel stays on the
     screen.
     """
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:  # on which a Live shows nothing
         await _show_lines(events, status, console)
         return
     drawn = 0.0
@@ -90,10 +90,12 @@ async def _show_lines(events: AsyncIterable[dict[str, Any]], status: NodeStatus,
 
 def headline(status: NodeStatus) -> Text:
     """One line of truth: what the node does, where in the run, and why if it waits."""
-    of = f"/{status.total_steps:,}" if status.total_steps else ""
+    step = f"{status.step:,}"
+    if status.total_steps:  # a step that was under way beside the last round goes beyond them
+        step = f"{min(status.step, status.total_steps):,}/{status.total_steps:,}"
     text = Text()
     text.append(status.state, style=STATE_STYLES.get(status.state, "yellow"))
-    text.append(f" · step {status.step:,}{of} · round {status.round:,}")
+    text.append(f" · step {step} · round {status.round:,}")
     if status.phase:
         text.append(f" ({status.phase})")
     if status.reason:
@@ -165,8 +167,11 @@ def panel(status: NodeStatus) -> Panel:
         "network",
         f"{_others(status.peers)} · up {size(status.sent_bytes)} · down {size(status.received_bytes)}",
     )
-    uptime = duration(status.time - status.started) if status.started else "not up yet"
-    facts.add_row("node", f"{status.peer[:12]} · {status.device or 'unknown device'} · up for {uptime}")
+    if status.started:
+        up = f"{status.device or 'unknown device'} · up for {duration(status.time - status.started)}"
+    else:
+        up = "not up yet"
+    facts.add_row("node", f"{status.peer[:12]} · {up}")
     title = Text(f"farflung · {status.swarm}", style="bold")
     return Panel(Group(headline(status), Text(), facts), title=title, title_align="left", expand=False)
 

@@ -146,7 +146,9 @@ class PeerMaking:
         self._data = await self._dataset() if stage == 0 else None
 
     async def _dataset(self) -> Dataset:
-        self.say(f"opening the data ({self.recipe.manifest.data.spec}) ...")
+        spec = self.recipe.manifest.data.spec
+        self.say(f"opening the data ({spec}) ...")
+        self.log.emit("data.opening", spec=spec)
         return await self.doors.side.run(self._open_data)
 
     def _open_data(self) -> Dataset:

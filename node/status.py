@@ -162,6 +162,9 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         self.step = event.get("step", self.step)
         self._apply_log(event)
         match event["event"]:
+            case "data.opening":
+                if not self.started:  # who moves to stage 0 opens them, too, and has other reasons meanwhile
+                    self.reason = f"opening the data ({event['spec']})"
             case "node.start":
                 self.started, self.state, self.reason, self.lost = self.time, "joining", "", ""
                 self.pid, self.device, self.agent = event["pid"], event["device"], event["agent"]

@@ -47,7 +47,9 @@ async def replay() -> AsyncIterator[dict[str, Any]]:
 
 
 def shown(*, terminal: bool) -> str:
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=110, color_system=None)
+    console = Console(
+        file=io.StringIO(), force_terminal=terminal, width=110, color_system=None, _environ={"TERM": "xterm"}
+    )
     asyncio.run(show(replay(), folded([]), console))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -117,6 +119,15 @@ def test_plain_lines() -> None:
     assert "round 4 missed: [late] by 2 s" in said
 
 
+def test_a_terminal_that_cannot_redraw_has_plain_lines() -> None:
+    """As in the shells of some editors; a panel is not shown at all there."""
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"}, color_system=None)
+    asyncio.run(show(replay(), folded([]), console))
+    assert isinstance(console.file, io.StringIO)
+    assert "round 4 missed: [late] by 2 s" in console.file.getvalue()
+    assert "│" not in console.file.getvalue()
+
+
 def test_off_a_terminal_steps_and_refusals_are_told_now_and_then_also_when_the_clock_is_set_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,10 +188,23 @@ def test_what_was_refused_is_counted_and_the_last_of_it_shown() -> None:
 
 
 def test_panel_of_a_node_that_has_done_nothing_yet() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(panel(NodeStatus(swarm="alpha", peer=PEER)))
-    assert isinstance(console.file, io.StringIO)
-    assert "starting" in console.file.getvalue()
+    status = NodeStatus(swarm="alpha", peer=PEER)
+    text = drawn(status)
+    assert "starting · step 0" in text and f"node {PEER[:12]} · not up yet" in text
+    opening = event(99.0, "data.opening", step=0, spec="hf:some/set")
+    status.apply(opening)
+    assert "starting · step 0 · round 0 · opening the data (hf:some/set)" in drawn(status)
+    status.apply(RUN[0])
+    assert "opening" not in drawn(status) and f"node {PEER[:12]} · cpu · up for 0 s" in drawn(status)
+    status.apply(event(101.0, "node.state", step=20, state="training", reason="moves to stage 0"))
+    status.apply(opening | {"time": 102.0})
+    assert status.reason == "moves to stage 0"
+
+
+def test_a_step_beside_the_last_round_is_not_shown_as_one_beyond_all() -> None:
+    done = [*RUN, event(110.0, "node.state", step=101, state="finished", reason="")]
+    assert headline(folded(done)).plain.startswith("finished · step 100/100 ·")
+    assert headline(NodeStatus(swarm="alpha", peer=PEER, step=101)).plain.startswith("starting · step 101 ·")
 
 
 def test_numbers_for_people() -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from farflung.node import peer_making
+from farflung.node.events import EventLog
 from farflung.node.peer_making import OUTSIDE, PeerMaking
 from farflung.node.renewal import Overtaken
+from farflung.node.status import NodeStatus
 
 
 class Learner:
@@ -72,3 +74,22 @@ def test_a_stage_without_state_is_served_and_one_that_is_overtaken_let_go_of(
         assert peer == ("another peer", "its storage") and moved == [(OUTSIDE, True)]
     else:
         assert peer == (("a peer", held), "its storage") and moved == []
+
+
+def test_who_asks_while_the_data_are_opened_hears_of_it() -> None:
+    log, status, heard = EventLog(None, swarm="alpha", peer="aa"), NodeStatus(swarm="alpha", peer="aa"), list[str]()
+    log.subscribe(status.apply)
+
+    async def opens(_: object) -> str:
+        heard.append(status.reason)
+        return "the data"
+
+    making: Any = SimpleNamespace(
+        recipe=SimpleNamespace(manifest=SimpleNamespace(data=SimpleNamespace(spec="hf:some/set"))),
+        doors=SimpleNamespace(side=SimpleNamespace(run=opens)),
+        log=log,
+        say=lambda text: None,
+        _open_data=None,
+    )
+    dataset: Any = asyncio.run(PeerMaking._dataset(making))
+    assert (dataset, heard) == ("the data", ["opening the data (hf:some/set)"])
