@@ -97,11 +97,15 @@ def no_bug(error: BaseException) -> FarflungError | None:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EROFS):
             return not_taken(error.filename or "a file of this node", error)
         case (
-            PermissionError(filename=str() as path)
-            | NotADirectoryError(filename=str() as path)
-            | OSError(errno=errno.EIO, filename=str() as path)
+            PermissionError(filename=str() as path) | OSError(errno=errno.EIO, filename=str() as path)
         ):  # not of a socket
             return not_taken(path, error)
+        case OSError(
+            errno=errno.ENAMETOOLONG | errno.ELOOP | errno.ENOTDIR | errno.EISDIR | errno.EEXIST, filename=str() as path
+        ):
+            return LocalError(
+                f"{path} cannot be used ({error.strerror}): give another path, or move away what is there"
+            )
     return None
 
 

@@ -462,7 +462,7 @@ def test_a_sealed_copy_needs_its_passphrase(tmp_path: Path) -> None:
         (PermissionError(errno.EACCES, "Permission denied", "/x/lock"), "error: /x/lock cannot be written (Permission"),
         (
             NotADirectoryError(errno.ENOTDIR, "Not a directory", "/x/y"),
-            "error: /x/y cannot be written (Not a directory",
+            "error: /x/y cannot be used (Not a directory",
         ),
     ],
 )
@@ -486,6 +486,12 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, home: Path, 
     monkeypatch.setattr("farflung.node.sampling.sample_swarm", broken)
     told = run("sample", "--home", home)
     assert told.exit_code == 1 and told.exception is error
+
+
+@pytest.mark.parametrize("command", ["status", "peers", "join alpha"])
+def test_a_home_that_cannot_be_is_one_line(tmp_path: Path, command: str) -> None:
+    told = run(*command.split(), "--home", tmp_path / ("a" * 300))
+    assert told.exit_code == 2 and "cannot be used (File name too long): give another path" in told.stderr
 
 
 def test_a_prompt_of_bytes_that_are_no_text_is_said(home: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 
 import pytest
 import torch
@@ -37,7 +38,13 @@ def test_who_has_a_damaged_checkpoint_is_not_told_to_remove_its_votes() -> None:
         (OSError(errno.ENOSPC, "No space left on device"), r"^a file of this node cannot be written \(No space left"),
         (OSError(errno.EROFS, "Read-only file system", "/x/y"), r"^/x/y cannot be written \(Read-only"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), r"^/x/y cannot be written \(Perm.* let this user"),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/x/y"), r"^/x/y cannot be written \(Not a dir"),
+        *(
+            (
+                OSError(number, os.strerror(number), "/x/y"),
+                rf"^/x/y cannot be used \({os.strerror(number)}\): give another path",
+            )
+            for number in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+        ),
         (OSError(errno.EIO, "I/O error: No space left", "/x/y"), r"^/x/y cannot be written \(I/O error: No space left"),
     ],
 )
@@ -55,6 +62,7 @@ BUGS = [
     ConnectionResetError(),
     PermissionError(errno.EACCES, "Permission denied"),
     OSError(errno.EIO, "I/O error"),
+    FileExistsError(errno.EEXIST, "File exists"),
 ]
 
 
