@@ -416,7 +416,7 @@ def status(
 @app.command()
 def peers(name: Swarm = None, home: Home = None, as_json: Json = False) -> None:
     """List the peers that this machine's node knows."""
-    from farflung.node.query import known_peers, peer_table
+    from farflung.node.query import known_peers
 
     found = asyncio.run(known_peers(name, home))
     if as_json:
@@ -426,7 +426,9 @@ def peers(name: Swarm = None, home: Home = None, as_json: Json = False) -> None:
         return
     from rich.console import Console
 
-    Console().print(peer_table(found))
+    from farflung.node.peer_table import print_peers
+
+    print_peers(found, Console())
 
 
 @app.command()

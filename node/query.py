@@ -8,17 +8,13 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from farflung.node.control import Answer, NoNode, request, runs, stream
 from farflung.node.events import last_life
-from farflung.node.live import duration, show, show_json, size
+from farflung.node.live import show, show_json
 from farflung.node.paths import SwarmPaths, resolve_paths
 from farflung.node.status import FreshInvitation, LedgerStatus, NodeStatus, PeerStatus, SampleStop
 from farflung.protocol.errors import ConfigError, LocalError
-
-PEER_STYLES = {"self": "bold", "alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
 
 
 async def running_statuses(name: str | None, home: Path | None) -> tuple[list[NodeStatus], list[LocalError]]:
@@ -85,47 +81,6 @@ def the_running(name: str | None, home: Path | None) -> SwarmPaths:
     return paths.find_swarm(name)
 
 
-def peer_table(peers: list[PeerStatus]) -> Table:
-    """The peers as a table, this node first, then by stage, where there are stages, and by key."""
-    staged = any(peer.stage is not None for peer in peers)
-    placed = any(peer.region or peer.owner for peer in peers)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("peer", no_wrap=True, min_width=12)
-    if staged:
-        table.add_column("stage", justify="right")
-    if placed:
-        table.add_column("where, whose")
-    for heading in ("state", "device"):
-        table.add_column(heading)
-    for heading in ("step", "version", "speed"):
-        table.add_column(heading, justify="right")
-    table.add_column("link")
-    for heading in ("sent", "received", "seen"):
-        table.add_column(heading, justify="right")
-    last = max((peer.stage or 0 for peer in peers), default=0) + 1  # whoever has no stage yet
-    for one in sorted(
-        peers, key=lambda peer: (peer.state != "self", last if peer.stage is None else peer.stage, peer.peer)
-    ):
-        cells: list[str | Text] = [one.peer[:12]]  # a Text, where it is somebody else's word: no markup is read in it
-        if staged:
-            cells.append("none yet" if one.stage is None else str(one.stage))
-        if placed:
-            cells.append(Text(", ".join(filter(None, (one.region, one.owner)))))
-        cells += [
-            Text(one.state if one.member else f"{one.state}, no member", style=PEER_STYLES.get(one.state, "")),
-            Text(one.device),
-            f"{one.step:,}",
-            f"{one.version:,}",
-            _speed(one),
-            _link(one),
-            "" if one.state == "self" else size(one.sent_bytes),
-            "" if one.state == "self" else size(one.received_bytes),
-            "" if one.last_seen_s is None else f"{duration(one.last_seen_s)} ago",
-        ]
-        table.add_row(*cells)
-    return table
-
-
 def ledger_lines(told: LedgerStatus) -> list[str]:
     """The ledger in words: the epoch, and where the samples are that it has handed out."""
     lines = [
@@ -174,23 +129,6 @@ def _stop(one: SampleStop) -> str:
 
 def _numbers(intervals: list[tuple[int, int]]) -> str:
     return ", ".join(f"{start:,} to {stop - 1:,}" for start, stop in intervals)
-
-
-def _speed(one: PeerStatus) -> str:
-    """Peers of a stage say how long a forward takes them, those of our own stage what they train as well."""
-    said = [f"{one.tokens_per_s:,.0f} tokens/s"] if one.tokens_per_s else []
-    return ", ".join([*said, f"forward {1000.0 * one.forward_s:,.0f} ms"] if one.forward_s else said)
-
-
-def _link(one: PeerStatus) -> str:
-    said = [one.carrier] if one.carrier else []
-    if one.up_bytes_per_s or one.down_bytes_per_s:
-        said.append(f"up {size(one.up_bytes_per_s)}/s, down {size(one.down_bytes_per_s)}/s")
-    if one.uplink_bytes_per_s:
-        said.append(f"its uplink {size(one.uplink_bytes_per_s)}/s")
-    if one.downlink_bytes_per_s:
-        said.append(f"its downlink at least {size(one.downlink_bytes_per_s)}/s")
-    return ", ".join(said)
 
 
 async def _status(swarm: SwarmPaths) -> NodeStatus:

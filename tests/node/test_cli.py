@@ -17,14 +17,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from farflung.node import options, query
 from farflung.node.cli import app
 from farflung.node.control import ControlServer, only_node, request
 from farflung.node.paths import SwarmPaths, resolve_paths
-from farflung.node.query import peer_table
 from farflung.node.status import LedgerStatus, NodeStatus, PeerStatus, SampleStatus, SampleStop
 from farflung.protocol.errors import NetworkError
 from farflung.training.errors import DataError
@@ -223,36 +221,6 @@ def test_all_nodes_are_asked_at_once(home: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(query, "request", answer)
     statuses, silent = asyncio.run(query.running_statuses(None, home))
     assert ([one.swarm for one in statuses], silent) == (["alpha", "gamma"], [])
-
-
-def test_peers_of_all_stages_are_a_table() -> None:
-    peers = [
-        PeerStatus(peer="56" * 32, state="alive"),  # on its way in
-        PeerStatus(peer="34" * 32, state="suspect", member=True, stage=1, version=3, forward_s=0.25),
-        PeerStatus(
-            peer="78" * 32,
-            state="alive",
-            member=True,
-            stage=0,
-            region="iowa",
-            owner="ann",
-            tokens_per_s=900.0,
-            uplink_bytes_per_s=2.5e6,
-            downlink_bytes_per_s=9e6,
-        ),
-        PeerStatus(peer=PEER, state="self", member=True, stage=1, device="cpu"),
-    ]
-    table = peer_table(peers)
-    console = Console(width=200)
-    lines = ["".join(segment.text for segment in line) for line in console.render_lines(table)]
-    assert [line.split()[0] for line in lines[1:]] == [PEER[:12], "787878787878", "343434343434", "565656565656"]
-    assert "900 tokens/s" in lines[2] and "its uplink 2.5 MB/s, its downlink at least 9.0 MB/s" in lines[2]
-    assert "iowa, ann" in lines[2]
-    assert "0 B" not in lines[1] and lines[2].count("0 B") == 2  # nobody sends anything to itself
-    assert lines[3].split()[1:5] == ["1", "suspect", "0", "3"] and "forward 250 ms" in lines[3]
-    assert "none yet" in lines[4] and "alive, no member" in lines[4]
-    columns = [column.header for column in peer_table([PeerStatus(peer=PEER, state="self")]).columns]
-    assert not {"stage", "where, whose"} & set(columns)
 
 
 @pytest.mark.parametrize("command", ["status", "peers", "ledger", "invite", "leave"])
