@@ -12,6 +12,8 @@ compare is not checked, and no more is claimed than that. Samples have a module 
     8  bad messages, never a crash  how processes ended that nobody killed
     9  a missed round has a reason  the reasons; and no contribution that was begun is never heard of again
 
+Where a log lacks lines (`logs.gaps_of`) nothing is asked of its peer: what it did then may be right, or not.
+
 What no log shows, and `judge` looks at in simulations: the mean itself (4), the votes (5), microbatches (7), limits (8).
 """
 
@@ -171,6 +173,8 @@ def check_parts(logs: Logs) -> Check:
         lost = {of for at, of in losses if since <= at <= until}
         if any(begins <= until and since <= ends for begins, ends in disturbed):
             continue
+        if any(logs.lacks(member, since, until) for member in members):
+            continue  # it may have said there whom it had lost
         if left_out and members and members <= held[chain, height] and not members & lost:
             broken.append(
                 f"round {height}{_of(chain)} left {counted(left_out, 'part')} out, though nobody was lost and all members held everything"
@@ -205,7 +209,7 @@ def check_contributors(logs: Logs) -> Check:
                 continue
             looked += 1
             who = f"{logs.name(peer)} in round {height}{_of(chain)}"
-            if (chain, height, peer) not in sent:
+            if (chain, height, peer) not in sent and not logs.lacks(peer, *logs.windows[chain, height]):
                 broken.append(f"{who} was counted, and had sent no contribution")
             if tokens <= 0:
                 broken.append(f"{who} was counted with {tokens} tokens")

@@ -9,6 +9,9 @@ taken from the front; all of it goes when the progress is dropped, and some when
                what lies before the last counted sample has been counted, and in that order: it went into the pseudo-gradient of a round
 
 A sample there that no commit counts for this peer was trained in another's place or twice; one that a commit counts and no step has trained was not.
+
+Where a log lacks lines a stretch ends, too. What was in the queue then may be counted by a commit that nobody knows, and until something that was trained
+afterwards is counted, what commits count may have been trained meanwhile: of neither anything is asked.
 """
 
 from bisect import bisect_left
@@ -17,15 +20,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from farflung.node.events import Event
+from farflung.protocol.limits import MAX_CLOCK_SKEW_S
 from farflung.sims.audit import Check, counted
 from farflung.sims.facts import Interval, LedgerFacts
 from farflung.sims.intervals import clip, length, merge, repeats
-from farflung.sims.logs import Chain, Logs, Place, chain_of, samples_of
+from farflung.sims.logs import Chain, Logs, Place, begins_late, chain_of, gaps_of, samples_of
 
 TAKES = ("step", "step.passed")
 """Where a peer takes samples: trains on them, or knows that no number comes out of them."""
 
-BREAKS = ("node.start", "progress.dropped")
+BREAKS = ("node.start", "progress.dropped", "log.unwritten")
 """Where a stretch of a peer's training ends."""
 
 
@@ -59,7 +63,7 @@ class Samples:
     twice: int
     """How often a sample was counted beyond its first time: by commits, or by the steps that were in them, whichever is more."""
     lost: int | None
-    """Numbers below the ledger's cursor that are in no commit and in nobody's hands; None when nobody kept the ledger."""
+    """Numbers below the ledger's cursor that are in no commit and in nobody's hands; None when nobody kept the ledger, or logs lack commits."""
     peers: dict[str, Comparison]
     """By public key: of those whose steps say what they trained."""
 
@@ -81,7 +85,7 @@ def account(logs: Logs) -> Samples:
     return Samples(
         committed=length(merge(by_commits)),
         twice=max(repeats(by_commits), repeats(by_steps)),
-        lost=None if ledger is None else _lost(ledger, by_commits),
+        lost=None if ledger is None or _lacks_commits(logs) else _lost(ledger, by_commits),
         peers=peers,
     )
 
@@ -124,6 +128,22 @@ def _told_samples(logs: Logs) -> list[Event]:
     ]
 
 
+def _lacks_commits(logs: Logs) -> bool:
+    """Whether there may be commits of stage 0 that no log has, for logs lack lines. Each line says the height of the last that its peer knew."""
+    if not logs.gaps:
+        return False
+    known: dict[Chain, int] = defaultdict(int)
+    reached: dict[Chain, int] = defaultdict(int)
+    for chain, _ in logs.commits:
+        known[chain] += 1
+    for events in logs.events.values():
+        for event in events:
+            chain = chain_of(event)
+            reached[chain] = max(reached[chain], event["height"])
+    before = {chain: min(height for one, height in logs.commits if one == chain) - 1 for chain in known if chain[2]}
+    return any(reached[chain] - before.get(chain, 0) > known[chain] for chain in reached if chain[0] == 0)
+
+
 def _lost(ledger: LedgerFacts, committed: Iterable[Interval]) -> int:
     kept = [
         *ledger.free,
@@ -150,7 +170,10 @@ def _compare_all(logs: Logs) -> dict[str, Comparison]:
             place = (chain_of(event), event["round"])
             if place not in claims[peer]:
                 claims[peer][place] = Claim(_sent_at(sent[peer, place], event["time"]), intervals)
-    return {peer: compare(events, list(claims[peer].values())) for peer, events in logs.events.items()}
+    in_order = {peer: sorted(own.items(), key=lambda one: one[0][1]) for peer, own in claims.items()}
+    return {
+        peer: compare(events, [claim for _, claim in in_order.get(peer, [])]) for peer, events in logs.events.items()
+    }
 
 
 def _sent_at(sent: Sequence[float], told: float) -> float:
@@ -159,39 +182,75 @@ def _sent_at(sent: Sequence[float], told: float) -> float:
     return max((at for at in sent if at <= told), default=min(sent, default=told))
 
 
+@dataclass(slots=True)
+class _Trained:
+    """What a peer trained, in its order: each a place in these lists."""
+
+    stretches: list[int] = field(default_factory=list)
+    pieces: list[int] = field(default_factory=list)
+    """Of the numbers, between two neighbouring edges."""
+    times: list[float] = field(default_factory=list)
+    gaps_before: list[int] = field(default_factory=list)
+    """How many gaps of the log come before it."""
+    places: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """By piece."""
+
+    def before(self, piece: int, time: float) -> int:
+        """The last place of a piece before it was sent; by other clocks it may seem to have been later."""
+        places = self.places[piece]
+        return next((place for place in reversed(places) if self.times[place] <= time), places[0])
+
+
 def compare(events: Sequence[Event], claims: Sequence[Claim]) -> Comparison:
-    """One peer's steps with what commits count of it."""
+    """One peer's steps with what commits count of it, in the order of rounds."""
     steps = [event for event in events if event["event"] in (*TAKES, *BREAKS)]
     edges = _edges(steps, claims)
-    trained: dict[int, list[int]] = defaultdict(list)  # by piece of the numbers, the places in `order`
-    order: list[tuple[int, int]] = []  # (stretch, piece) in the order of training
-    times: list[float] = []
+    trained = _follow(steps, edges, gaps_before=int(begins_late(events)))
+    gaps = gaps_of(events)
+    found = Comparison()
+    claimed: set[int] = set()  # places
+    last: dict[
+        int, int
+    ] = {}  # by stretch, the last claimed place before which no commit that nobody knows can count anything
+    known = 0  # gaps of which all that was trained before they ended is counted, or given up
+    for claim in claims:
+        begun = sum(since - MAX_CLOCK_SKEW_S <= claim.time for since, _ in gaps)
+        places: list[int] = []
+        for start, stop in claim.intervals:
+            for piece in range(bisect_left(edges, start), bisect_left(edges, stop)):
+                if piece in trained.places:
+                    places.append(trained.before(piece, claim.time))
+                elif begun <= known:
+                    found.missing.append((edges[piece], edges[piece + 1]))
+        for place in places:
+            known = max(known, trained.gaps_before[place])
+            if trained.gaps_before[place] >= begun:
+                of = trained.stretches[place]
+                last[of] = max(last.get(of, -1), place)
+        claimed.update(places)
+    for place, (of, piece) in enumerate(zip(trained.stretches, trained.pieces, strict=True)):
+        if place in claimed or place <= last.get(of, -1):
+            found.counted.append((edges[piece], edges[piece + 1]))
+        if place not in claimed and place <= last.get(of, -1):
+            found.foreign.append((edges[piece], edges[piece + 1]))
+    return found
+
+
+def _follow(steps: Iterable[Event], edges: Sequence[int], gaps_before: int) -> _Trained:
+    found = _Trained()
     stretch = 0
     for event in steps:
         if event["event"] in BREAKS:
             stretch += 1
+            gaps_before += event["event"] == "log.unwritten"
             continue
         for start, stop in event["samples"]:
             for piece in range(bisect_left(edges, start), bisect_left(edges, stop)):
-                trained[piece].append(len(order))
-                order.append((stretch, piece))
-                times.append(event["time"])
-    found = Comparison()
-    claimed: set[int] = set()  # places in `order`
-    for claim in claims:
-        for start, stop in claim.intervals:
-            for piece in range(bisect_left(edges, start), bisect_left(edges, stop)):
-                places = trained.get(piece)
-                if places is None:
-                    found.missing.append((edges[piece], edges[piece + 1]))
-                else:  # the last time before it was sent; by other clocks it may seem to have been later
-                    claimed.add(next((place for place in reversed(places) if times[place] <= claim.time), places[0]))
-    last = {order[place][0]: place for place in sorted(claimed)}  # by stretch
-    for place, (of, piece) in enumerate(order):
-        if place <= last.get(of, -1):
-            found.counted.append((edges[piece], edges[piece + 1]))
-            if place not in claimed:
-                found.foreign.append((edges[piece], edges[piece + 1]))
+                found.places[piece].append(len(found.pieces))
+                found.stretches.append(stretch)
+                found.pieces.append(piece)
+                found.times.append(event["time"])
+                found.gaps_before.append(gaps_before)
     return found
 
 

@@ -1,5 +1,6 @@
 """The events of all nodes of a run, as checks and figures ask for them."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from farflung.node.events import Event
+from farflung.protocol.limits import MAX_CLOCK_SKEW_S
 from farflung.sims.facts import Interval, RunFacts
 
 Events = Mapping[str, Sequence[Event]]
@@ -38,9 +40,24 @@ def lives_of(events: Sequence[Event]) -> list[list[Event]]:
 
 
 def begins_late(events: Sequence[Event]) -> bool:
-    """Whether the beginning of a peer's log is missing, as after it was full more than once (`node.events.MAX_LOG_BYTES`)."""
+    """Whether the beginning of a peer's log is missing, as after it was full more than once (`node.events.MAX_LOG_BYTES`): the first that is there is of a
+    node that is up, or takes up what it had."""
     first = next((event["event"] for event in events if event["event"] in (*BEGINNINGS, *UP)), "")
-    return first in UP
+    start = next((event for event in events if event["event"] == "node.start"), None)
+    return first in UP or (start is not None and start.get("resumed", False))
+
+
+def gaps_of(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """From when to when a peer's log lacks lines, unix seconds: before its first one where it begins late, and what a full disk did not take."""
+    found = [(-math.inf, float(events[0]["time"]))] if begins_late(events) else []
+    told = [(float(e["since"]), float(e["time"])) for e in events if e["event"] == "log.unwritten"]
+    return found + [(min(pair), max(pair)) for pair in told]  # the clock may have been set back meanwhile
+
+
+def _unbroken(events: Sequence[Event]) -> list[list[Event]]:
+    """Cut where lines are lacking before one."""
+    cuts = [n for n, event in enumerate(events) if event["event"] == "log.unwritten"]
+    return [list(events[a:b]) for a, b in pairwise(sorted({0, *cuts, len(events)}))]
 
 
 def stage_of(event: Event) -> int:
@@ -81,8 +98,36 @@ class Logs:
 
     @cached_property
     def lives(self) -> list[tuple[str, list[Event]]]:
-        """(peer, events) of every life of every peer (`lives_of`)."""
-        return [(peer, life) for peer, events in self.events.items() for life in lives_of(events)]
+        """(peer, events) of every life of every peer (`lives_of`), and where a log lacks lines of what comes before and after by itself: nobody knows what
+        happened in between."""
+        return [
+            (peer, part)
+            for peer, events in self.events.items()
+            for life in lives_of(events)
+            for part in _unbroken(life)
+        ]
+
+    @cached_property
+    def gaps(self) -> dict[str, list[tuple[float, float]]]:
+        """See `gaps_of`; of peers whose log lacks lines."""
+        return {peer: gaps for peer, events in self.events.items() if (gaps := gaps_of(events))}
+
+    def lacks(self, peer: str, since: float, until: float) -> bool:
+        """Whether a peer's log lacks lines of that time, which may be by the clocks of others."""
+        gaps = self.gaps.get(peer, ())
+        return any(a - MAX_CLOCK_SKEW_S <= until and since <= b + MAX_CLOCK_SKEW_S for a, b in gaps)
+
+    @cached_property
+    def windows(self) -> dict[Place, tuple[float, float]]:
+        """When what rounds count was sent, at the most: since the first word of the round two before, for one may send something before it writes of the
+        last, until the last word of its own."""
+        found: dict[Place, tuple[float, float]] = {}
+        begins: dict[Chain, list[float]] = defaultdict(lambda: [-math.inf, -math.inf])
+        for (chain, height), told in self.rounds.items():
+            times = [float(event["time"]) for event in told]
+            found[chain, height] = begins[chain][-2], max(times)
+            begins[chain].append(min(times))
+        return found
 
     @cached_property
     def commits(self) -> dict[Place, list[Event]]:

@@ -122,9 +122,8 @@ def _verdict(scene: Scene) -> Markup:
         headline += " Not what was expected."
     elif figures["expected"]:
         headline += f" All that was expected was met: {', '.join(one['what'] for one in figures['expected'])}."
-    unknown = (
-        " Whether samples were lost is not known: nobody kept the ledger." if figures["samples_lost"] is None else ""
-    )
+    why = "nobody kept the ledger" if scene.run.ledger is None else "the logs lack rounds"
+    unknown = f" Whether samples were lost is not known: {why}." if figures["samples_lost"] is None else ""
     missed, done = len(figures["rounds_missed"]), count_things(scene.run)
     said = (
         f"{counted(figures['peers'], 'peer')} trained {short_number(figures['tokens_committed'])} tokens in "
@@ -138,7 +137,7 @@ def _verdict(scene: Scene) -> Markup:
         + unknown
         + f" {sentence(checked(figures))}"
     )
-    found = [said for said in (not_better(figures), _begin_late(figures)) if said]
+    found = [said for said in (not_better(figures), _begin_late(figures), _unwritten(figures)) if said]
     return markup.verdict(headline, said, [*broken, *unmet, *found])
 
 
@@ -147,8 +146,22 @@ def _begin_late(figures: Mapping[str, Any]) -> str:
     late = [f"{name} (from {duration(seconds)} on)" for name, seconds in figures["begin_late"].items()]
     if not late:
         return ""
-    shown = ", ".join(late[:MOST_MISSED]) + (", and others" if len(late) > MOST_MISSED else "")
-    return f"The beginning of {counted(len(late), 'log')} is missing; all that is told here is of the rest: {shown}."
+    return f"The beginning of {counted(len(late), 'log')} is missing; all that is told here is of the rest: {_first_of(late)}."
+
+
+def _unwritten(figures: Mapping[str, Any]) -> str:
+    """What is to be said where a disk was full for a while."""
+    lacking = [
+        f"{name} ({counted(lines, 'line')}, between {duration(since)} and {duration(until)})"
+        for name, (lines, since, until) in figures["unwritten"].items()
+    ]
+    if not lacking:
+        return ""
+    return f"A full disk did not take lines of {counted(len(lacking), 'log')}; all that is told here is of the rest: {_first_of(lacking)}."
+
+
+def _first_of(named: list[str]) -> str:
+    return ", ".join(named[:MOST_MISSED]) + (", and others" if len(named) > MOST_MISSED else "")
 
 
 def sentence(said: str) -> str:

@@ -39,7 +39,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     rounds, tokens and samples are those of stage 0, for those of the others count the same again. * `recoveries`: of stages that were
     begun anew, see `pipeline_recoveries.told`. * `shadows`: see `shadow_figures`. * `judged`:
     what a judge beside the nodes found broken, and `expected`: [{what, got, met}], both as the facts have them. * `begin_late`: {name: seconds of the
-    run} of peers the beginning of whose log is missing, so that all of this is of the rest.
+    run} of peers the beginning of whose log is missing, so that all of this is of the rest. * `unwritten`: {name: [lines, from, until]} of peers whose log lacks
+    lines that a full disk did not take: how many in all, and the seconds of the run between which that was.
     """
     logs = Logs(events=events_by_peer, run=run)
     samples = account(logs)
@@ -105,6 +106,15 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
             logs.name(peer): round(events[0]["time"] - run.started, 1)
             for peer, events in events_by_peer.items()
             if begins_late(events)
+        },
+        "unwritten": {
+            logs.name(peer): [
+                sum(event["count"] for event in lacking),
+                round(min(event["since"] for event in lacking) - run.started, 1),
+                round(max(event["time"] for event in lacking) - run.started, 1),
+            ]
+            for peer, events in events_by_peer.items()
+            if (lacking := [event for event in events if event["event"] == "log.unwritten"])
         },
     }
 

@@ -54,6 +54,7 @@ FIGURES = {
     "shadows",
     "invariants_broken",
     "begin_late",
+    "unwritten",
     "delay_steps",
 }
 """Of the demo's JSON."""

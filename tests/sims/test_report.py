@@ -239,6 +239,26 @@ def test_the_older_part_of_a_log_counts_and_a_missing_beginning_is_told(folder: 
     assert report_folder(tmp_path / "run") == figures, "while a full log is put away there is only the older part"
 
 
+def test_what_a_full_disk_did_not_take_is_told(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    log = tmp_path / "run" / "node-2" / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    first, after = json.loads(lines[200]), json.loads(lines[300])
+    lacks = {"count": 100, "since": first["time"]}
+    heading = {key: after[key] for key in ("time", "swarm", "peer", "height", "version", "step")}
+    log.write_text(
+        "".join([*lines[:200], json.dumps(heading | {"event": "log.unwritten"} | lacks) + "\n", *lines[300:]])
+    )
+    figures = report_folder(tmp_path / "run")
+    since, until = (round(event["time"] - START, 1) for event in (first, after))
+    assert figures["unwritten"] == {"node 3": [100, since, until]} and violations(figures) == []
+    told = f"all that is told here is of the rest: node 3 (100 lines, between {since:.0f} s and {until:.0f} s)."
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert (
+        f"A full disk did not take lines of 1 log; {told}" in page and "No invariant that was checked is broken" in page
+    )
+
+
 def test_a_run_in_the_folder_of_another_is_not_of_it(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "new")
     shutil.copytree(folder, tmp_path / "new" / "old")
