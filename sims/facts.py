@@ -6,8 +6,9 @@ be made at any time. A folder without it is told about as far as the events alon
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -21,6 +22,9 @@ Interval = tuple[int, int]
 
 FIRST_S = 30.0
 """Whoever starts within so many seconds of the first node was there from the start."""
+
+ENDS = ("node.stop", "node.failed")
+"""What a process says last that was not killed."""
 
 SILENT_S = 30.0
 """A node that said nothing for so long before the end, and no goodbye, has vanished: `net` comes every few seconds."""
@@ -182,16 +186,20 @@ def event_files(folder: Path) -> Iterator[Path]:
 
 
 def infer_run(events_by_peer: Mapping[str, Sequence[Event]]) -> RunFacts:
-    """As much as events alone say: peers in the order in which they came, and those that vanished without a word."""
+    """As much as events alone say: peers in the order in which they came, and those that vanished without a word, for a while or for good."""
     ordered = sorted(events_by_peer, key=lambda peer: (events_by_peer[peer][0]["time"], peer))
-    started = min(events[0]["time"] for events in events_by_peer.values())
-    ended = max(events[-1]["time"] for events in events_by_peer.values())
+    started = min(event["time"] for events in events_by_peer.values() for event in events)
+    ended = max(event["time"] for events in events_by_peer.values() for event in events)
     timeline = []
     for peer in ordered:
         events = events_by_peer[peer]
         came: What = "start" if events[0]["time"] <= started + FIRST_S else "join"
         timeline.append(Incident(time=events[0]["time"], what=came, peer=peer))
-        if events[-1]["event"] != "node.stop" and events[-1]["time"] < ended - SILENT_S:
+        for process, after in pairwise(_processes(events)):
+            if not any(event["event"] in ENDS for event in process):
+                timeline.append(Incident(time=process[-1]["time"], what="kill", peer=peer))
+                timeline.append(Incident(time=after[0]["time"], what="join", peer=peer))
+        if events[-1]["event"] not in ENDS and events[-1]["time"] < ended - SILENT_S:
             timeline.append(Incident(time=events[-1]["time"], what="kill", peer=peer))
     return RunFacts(
         name=str(events_by_peer[ordered[0]][0]["swarm"]),
@@ -201,6 +209,19 @@ def infer_run(events_by_peer: Mapping[str, Sequence[Event]]) -> RunFacts:
         timeline=sorted(timeline, key=lambda incident: incident.time),
         description="Told from the nodes' events alone.",
     )
+
+
+def _processes(events: Iterable[Event]) -> list[list[Event]]:
+    """What each process of a node said, with what comes before it is up."""
+    found: list[list[Event]] = []
+    coming = False
+    for event in events:
+        kind = event["event"]
+        if not found or kind == "kernels" or (kind == "node.start" and not coming):
+            found.append([])
+        coming = kind == "kernels" or (coming and kind != "node.start")
+        found[-1].append(event)
+    return found
 
 
 def told_regions(events_by_peer: Mapping[str, Sequence[Event]]) -> dict[str, str]:
@@ -220,7 +241,8 @@ def save_run(path: Path, run: RunFacts) -> None:
 
 
 def load_events(files: Iterable[Path]) -> dict[str, list[Event]]:
-    """Events of several nodes' files by public key in hex, each in the order of time; the older ones of each log, too (`node.events.kept_events`).
+    """Events of several nodes' files by public key in hex, each in the order of its file, for a clock may be set back; the older ones of each log, too
+    (`node.events.kept_events`).
 
     Raises ConfigError for a damaged file, and for events of several runs: compared as if they were of one they would show what never was.
     """
@@ -241,15 +263,9 @@ def load_events(files: Iterable[Path]) -> dict[str, list[Event]]:
         raise ConfigError(
             f"{first} is of swarm {one[0]}, and {second} of {'another swarm' if one[0] == other[0] else 'swarm'} {other[0]}; give the folder of one run"
         )
-    for events in by_peer.values():
-        events.sort(key=_time)
     return by_peer
 
 
 def _manifest_of(file: Path) -> str:
     """Hash of the manifest of the swarm that a node's log is of, as its folder is named (`node.paths`); empty elsewhere."""
     return file.parent.name if file.parent.parent.name == "swarms" else ""
-
-
-def _time(event: dict[str, Any]) -> float:
-    return float(event["time"])

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 
 from farflung.node.events import Event
 from farflung.protocol.limits import MAX_CLOCK_SKEW_S
 from farflung.sims.facts import Interval, RunFacts
 
 Events = Mapping[str, Sequence[Event]]
-"""Events by public key in hex, each peer's in the order of time."""
+"""Events by public key in hex, each peer's in the order in which it wrote them: by times that may go back, where its clock was set."""
 
 Chain = tuple[int, int, str]
 """A stage of the pipeline, 0 without one, the number of its life, and the group of the swarm (`protocol.chain.Half`), in hex, empty for the first one."""
@@ -28,9 +29,15 @@ UP = ("node.state", "step", "net")
 
 
 def all_of(events_by_peer: Events, *kinds: str) -> list[Event]:
-    """Events of these kinds by all peers, in the order of time."""
-    found = [event for events in events_by_peer.values() for event in events if event["event"] in kinds]
-    return sorted(found, key=lambda event: float(event["time"]))
+    """Events of these kinds by all peers, in the order of time, but each peer's in its own."""
+    found: list[tuple[float, Event]] = []
+    for events in events_by_peer.values():
+        latest = -math.inf
+        for event in events:
+            latest = max(latest, float(event["time"]))
+            if event["event"] in kinds:
+                found.append((latest, event))
+    return [event for _, event in sorted(found, key=itemgetter(0))]
 
 
 def lives_of(events: Sequence[Event]) -> list[list[Event]]:
