@@ -39,8 +39,8 @@ class Recorder:
                 told[key] = round(told[key] * self._playable.bytes_factor)
         if "loss" in told and not self._learns:
             told["loss"] = None
-        tokens = self._playable.step_tokens
-        if tokens is not None and told["event"] == "step" and told["tokens"] != tokens:
-            told["tokens_per_s"] *= tokens / told["tokens"]
-            told["tokens"] = tokens
+        if told["event"] == "step":
+            told["tokens"] *= (
+                self._playable.sample_tokens
+            )  # its tokens_per_s is the node's, which knows what a sample has
         self._file.write(msgspec.json.encode(told) + b"\n")

@@ -21,8 +21,8 @@ class Playable:
     """Public keys in hex, by the peer's number."""
     bytes_factor: float = 1.0
     """Bytes that one simulated byte stands for."""
-    step_tokens: int | None = None
-    """Of a step that is told; None: as it says itself."""
+    sample_tokens: int = 1
+    """What one of the tokens that learners tell of a step stands for: those that only cost time count samples."""
 
 
 def make_playable(scenario: Scenario, seed: int, schedule: Schedule) -> Playable:
@@ -36,7 +36,7 @@ def make_playable(scenario: Scenario, seed: int, schedule: Schedule) -> Playable
         plan=prepared.plan,
         keys=[signer.peer_id.hex() for signer in outfit.signers],
         bytes_factor=prepared.bytes_factor,
-        step_tokens=outfit.terms.pace.step_tokens,
+        sample_tokens=outfit.terms.pace.tokens_per_sample if scenario.mode == "cost" else 1,
     )
 
 
