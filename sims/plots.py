@@ -3,6 +3,7 @@
 Pictures of when (membership, where time went) are in `plots_time`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -15,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from farflung.sims.markup import Markup
 from farflung.sims.scene import Scene
-from farflung.sims.series import Columns, bytes_by_peer, few_curves, outer_curves, solo_curve, training_curves
+from farflung.sims.series import POINTS, Columns, bytes_by_peer, few_curves, outer_curves, solo_curve, training_curves
 from farflung.sims.summary import Round, commits_by_round
 from farflung.sims.svg import BAD, GOOD, INK, MUTED, SERIES, STATES, STYLE, to_svg
 
@@ -195,12 +196,14 @@ def plot_rounds(scene: Scene, letters: Mapping[Round, str]) -> Markup:
         groups = sorted({group for _, group in [*commits, *letters]})
         width = 0.7 / max(1, len(groups))  # groups stand side by side
         at = {one: one[0] - 0.35 + width * (groups.index(one[1]) + 0.5) for one in [*commits, *letters]}
-        for one, event in commits.items():
+        if len(commits) > POINTS:
+            _draw_many(axis, [(at[one], event["seconds"], one in letters) for one, event in commits.items()])
+        for one, event in commits.items() if len(commits) <= POINTS else ():
             axis.bar(at[one], event["seconds"], width=width, color=BAD if one in letters else STATES["round"])
             if label_all:
                 count = str(len(event["contributors"]))
                 axis.annotate(count, (at[one], event["seconds"]), (0, 3), textcoords="offset points", ha="center")
-        for one, letter in letters.items():
+        for one, letter in letters.items() if len(letters) <= POINTS else ():
             height = commits[one]["seconds"] if one in commits else 0.0
             lift = 15 if one in commits and label_all else 3
             axis.annotate(
@@ -222,13 +225,30 @@ def plot_rounds(scene: Scene, letters: Mapping[Round, str]) -> Markup:
         axis.grid(axis="x", visible=False)
         axis.set_ylabel("seconds until all held all means")
         axis.set_xlabel("round")
-        handles = [Patch(color=STATES["round"], label="round; above it, its contributors")]
+        above = "; above it, its contributors" if label_all else ""
+        handles = [Patch(color=STATES["round"], label=f"round{above}")]
         if letters:
-            handles.append(Patch(color=BAD, label="round that some peer missed; its letter is in the table"))
+            where = "; its letter is in the table" if len(letters) <= POINTS else ""
+            handles.append(Patch(color=BAD, label=f"round that some peer missed{where}"))
         figure.legend(handles=handles, loc="outside lower left", ncols=2, handlelength=1.2)
         seconds = [event["seconds"] for event in commits.values()]
         told = f"{len(seconds)} rounds, a median of {median(seconds):.1f} s" if seconds else "no rounds"
         return Markup(to_svg(figure, f"rounds-{scene.slug}", f"Seconds of each round: {told}"))
+
+
+def _draw_many(axis: Axes, rounds: Sequence[tuple[float, float, bool]]) -> None:
+    """(where, seconds, whether some peer missed it) of more rounds than there is room for: the longest of neighbours stands for all of them, and all
+    bars are one path, but for those with a missed round, which are another."""
+    each = -(-len(rounds) // POINTS)
+    pieces = [rounds[first : first + each] for first in range(0, len(rounds), each)]
+    for missed, colour in ((False, STATES["round"]), (True, BAD)):
+        places: list[float] = []
+        seconds: list[float] = []
+        for piece in pieces:
+            if any(one[2] for one in piece) == missed:
+                places += [piece[0][0], piece[0][0], math.nan]
+                seconds += [0.0, max(one[1] for one in piece), math.nan]
+        axis.plot(places, seconds, color=colour, linewidth=1.4, solid_capstyle="butt")
 
 
 def human_bytes(value: float) -> str:

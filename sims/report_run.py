@@ -41,6 +41,9 @@ WORK_LABELS = (
 MOST_MISSED = 40
 """Missed rounds that are listed one by one; all are counted by reason."""
 
+MOST_ROUNDS = 200
+"""Rounds that are listed from the first on, and as many to the last."""
+
 CHECKED_NOTE = (
     "What the nodes' logs were compared for. The mean itself (4), the votes (5), microbatches (7) and limits (8) leave no trace in "
     "them: what is not listed here is not claimed. Simulations judge those."
@@ -99,7 +102,7 @@ def run_sections(scene: Scene) -> list[Markup]:
             "How long each round took, from the plan until all members held all means, as its proposer saw it. The vote comes after that.",
             markup.wide(plot_rounds(scene, letters_by_round(missed, letters))),
             _missed_table(missed, letters),
-            markup.folded("All rounds", _rounds_table(scene)),
+            _rounds_table(scene),
         ),
         markup.section("Bytes", _bytes_note(scene), markup.wide(plot_bytes(scene))),
         markup.section("Peers", "", _peers_table(scene)),
@@ -354,7 +357,11 @@ def _group_name(group: str) -> str:
 def _rounds_table(scene: Scene) -> Markup:
     rows, commits = [], commits_by_round(scene.events)
     divided = any(group for _, group in commits)
-    for (number, group), event in commits.items():
+    left_out = len(commits) - 2 * MOST_ROUNDS
+    shown = list(commits.items())
+    if left_out > 0:
+        shown = shown[:MOST_ROUNDS] + shown[-MOST_ROUNDS:]
+    for (number, group), event in shown:
         names = [scene.names.get(peer, peer[:12]) for peer in event["contributors"]]
         who = ", ".join(names) if len(names) <= 12 else f"{len(names)} peers"
         tokens = sum(event["contributors"].values())
@@ -370,7 +377,9 @@ def _rounds_table(scene: Scene) -> Markup:
         "digest",
         *(["group"] if divided else []),
     ]
-    return markup.table(headings, rows, numbers=frozenset({0, 1, 3}))
+    title = f"The first {MOST_ROUNDS} and the last {MOST_ROUNDS} rounds; {left_out:,} in between are left out"
+    listed = markup.table(headings, rows, numbers=frozenset({0, 1, 3}))
+    return markup.folded(title if left_out > 0 else "All rounds", listed)
 
 
 def _peers_table(scene: Scene) -> Markup:

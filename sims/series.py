@@ -11,7 +11,7 @@ from farflung.node.events import Event
 from farflung.sims.incidents import LASTING, things_done, words
 from farflung.sims.logs import chain_of
 from farflung.sims.scene import Scene, smooth, swarm_tokens
-from farflung.sims.spans import STATES, Span, merged_spans
+from farflung.sims.spans import STATES, Span, coarse_spans
 from farflung.sims.summary import Round, commits_by_round, total_bytes
 
 Columns = dict[str, list[float]]
@@ -24,7 +24,7 @@ MOST_ROWS = 16
 """Peers that are shown one by one."""
 
 FINEST = 1 / 700
-"""Of the time that a picture shows: what is shorter is drawn as one with its neighbour."""
+"""Of the time that a picture shows: what is shorter is drawn as one with its neighbours."""
 
 BINS = 240
 """Points in time at which many peers are counted."""
@@ -113,7 +113,7 @@ def bytes_by_peer(scene: Scene, key: str) -> dict[str, int]:
 
 def state_spans_of(scene: Scene, peer: str) -> list[Span]:
     """What a peer did when, as fine as can be seen."""
-    return merged_spans(scene.states(peer), scene.seconds * FINEST)
+    return coarse_spans(scene.states(peer), scene.seconds * FINEST)
 
 
 def state_counts(scene: Scene) -> dict[str, list[int]]:

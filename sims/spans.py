@@ -236,6 +236,41 @@ def merged_spans(spans: Iterable[Span], gap_s: float) -> list[Span]:
     return found
 
 
+def coarse_spans(spans: Iterable[Span], bin_s: float) -> list[Span]:
+    """As many as a picture can show that is `bin_s` fine, at most: where spans that are shorter follow each other, each `bin_s` of them is what filled most of it."""
+    found: list[Span] = []
+    short: list[Span] = []
+    for span in merged_spans(spans, bin_s):
+        follows = not short or span.start <= short[-1].end + bin_s
+        if short and not (follows and span.seconds < bin_s):
+            found += _binned(short, bin_s)
+            short = []
+        if span.seconds < bin_s:
+            short.append(span)
+        else:
+            found.append(span)
+    return merged_spans([*found, *_binned(short, bin_s)], bin_s)
+
+
+def _binned(short: Sequence[Span], bin_s: float) -> list[Span]:
+    """Of spans one after the other, each shorter than a bin: so each lies in two bins at most."""
+    if len(short) < 2:
+        return list(short)
+    start, end = short[0].start, max(span.end for span in short)
+    filled: dict[int, dict[str, float]] = {}
+    for span in short:
+        first = int((span.start - start) / bin_s)
+        edge = start + (first + 1) * bin_s
+        for number, seconds in ((first, min(span.end, edge) - span.start), (first + 1, span.end - edge)):
+            if seconds > 0:
+                uses = filled.setdefault(number, {})
+                uses[span.what] = uses.get(span.what, 0.0) + seconds
+    return [
+        Span(start + number * bin_s, min(start + (number + 1) * bin_s, end), max(uses, key=lambda what: uses[what]))
+        for number, uses in sorted(filled.items())
+    ]
+
+
 def kills(timeline: Iterable[Incident]) -> dict[str, list[float]]:
     """When each peer was killed or lost power, in unix seconds, by public key."""
     found: dict[str, list[float]] = {}

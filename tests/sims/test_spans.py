@@ -14,6 +14,7 @@ from farflung.sims.spans import (
     STATES,
     USES,
     Span,
+    coarse_spans,
     compute_spans,
     kills,
     merged_spans,
@@ -194,6 +195,31 @@ def test_pauses_end_with_what_ends_them() -> None:
 def test_neighbours_too_close_to_tell_apart_are_one() -> None:
     spans = [Span(0.0, 1.0, "train"), Span(1.05, 2.0, "train"), Span(2.0, 2.5, "apply"), Span(4.0, 5.0, "apply")]
     assert merged_spans(spans, 0.1) == [Span(0.0, 2.0, "train"), *spans[2:]]
+
+
+def test_what_is_too_short_to_be_seen_is_what_most_of_the_time_around_was() -> None:
+    spans, at = [Span(0.0, 5.0, "joining")], 5.0
+    for number in range(200):
+        turn = at + (0.7 if number < 100 else 0.3)
+        spans += [Span(at, turn, "training"), Span(turn, at + 1.0, "round")]
+        at += 1.0
+    spans.append(Span(at, at + 9.0, "finished"))
+    found = [(span.what, round(span.start), round(span.end)) for span in coarse_spans(spans, 2.0)]
+    assert found == [("joining", 0, 5), ("training", 5, 105), ("round", 105, 205), ("finished", 205, 214)]
+    assert coarse_spans(spans, 0.1) == spans, "what can be seen stays"
+
+
+@given(st.lists(st.tuples(st.sampled_from(STATES), st.floats(0.001, 5.0), st.sampled_from([0.0, 0.0, 0.4, 8.0]))))
+def test_a_picture_has_no_more_spans_than_it_can_show(said: list[tuple[str, float, float]]) -> None:
+    spans, at = [], 3.0
+    for what, seconds, pause in said:
+        spans.append(Span(at, at + seconds, what))
+        at += seconds + pause
+    found = coarse_spans(spans, 1.0)
+    assert len(found) <= 2 * (at - 3.0) + 1
+    assert all(before.end <= after.start + 1e-9 for before, after in itertools.pairwise(found))
+    if spans:
+        assert found[0].start == 3.0 and found[-1].end == pytest.approx(max(span.end for span in spans))
 
 
 intervals = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda two: (min(two), max(two))))
