@@ -48,10 +48,10 @@ def lives_of(events: Sequence[Event]) -> list[list[Event]]:
 
 def begins_late(events: Sequence[Event]) -> bool:
     """Whether the beginning of a peer's log is missing, as after it was full more than once (`node.events.MAX_LOG_BYTES`): the first that is there is of a
-    node that is up, or takes up what it had."""
+    node that is up, or takes up what it had; that of a pipeline may have made that just before."""
     first = next((event["event"] for event in events if event["event"] in (*BEGINNINGS, *UP)), "")
     start = next((event for event in events if event["event"] == "node.start"), None)
-    return first in UP or (start is not None and start.get("resumed", False))
+    return first in UP or (start is not None and start.get("resumed", False) and "stage" not in start)
 
 
 def gaps_of(events: Sequence[Event]) -> list[tuple[float, float]]:

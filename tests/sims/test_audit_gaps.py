@@ -5,6 +5,7 @@ from tests.sims.sound_logs import PEERS, A, B, Logs, figures, of, remove, sound,
 
 from farflung.node.events import Event
 from farflung.sims.audit_samples import Claim, compare
+from farflung.sims.logs import begins_late
 from farflung.sims.summary import violations
 
 
@@ -74,3 +75,10 @@ def test_what_was_sent_before_the_last_round_was_written_of_comes_after_it() -> 
     late = [step(1, (8, 16)), step(2, (16, 24))]
     assert compare(late, [Claim(5, [(0, 8)]), Claim(4, [(8, 16)])]).missing == []
     assert compare(late, [Claim(4, [(8, 16)]), Claim(5, [(0, 8)])]).missing == [(0, 8)], "that was counted before"
+
+
+@pytest.mark.parametrize(("fields", "late"), [({}, True), ({"stage": 1}, False)])
+def test_a_first_start_that_takes_up_what_was_there_is_not_the_first(fields: dict[str, int], late: bool) -> None:
+    """A stage is made anew, and held, before the node of it starts."""
+    start = sound()[A][0] | fields
+    assert not begins_late([start]) and begins_late([start | {"resumed": True}]) is late
