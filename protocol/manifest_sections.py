@@ -139,7 +139,9 @@ class InnerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decays of the means of gradients and of their squares; also of what Muon leaves to AdamW."""
     weight_decay: float = 0.1
-    """Share of each matrix that a step takes off, times the learning rate; norms have none."""
+    """Share of each matrix that a step takes off, times the learning rate, whatever the optimizer; norms have none. A class of torch that is given a
+    `weight_decay` in its parentheses does with that what torch's documentation says, and nothing with this.
+    """
     grad_clip: float = 1.0
     """Largest gradient norm."""
     z_loss: float = 0.0

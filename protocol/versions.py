@@ -20,7 +20,8 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **14**: the last lap is what is left of the run, where that is no whole number of laps.
 * **15**: activations that neighbours of a stage remember are named with the number of their step.
 * **16**: the mean of two members is what both have sent, and each hears the other's.
-* **17**: manifests say which token of a tokenizer file ends a text; texts are held out by blocks of every file, and the hash of streamed data leaves out where files lie.
+* **17**: manifests say which token of a tokenizer file ends a text; texts are held out by blocks of every file, and the hash of streamed data leaves out where files lie;
+  the weight decay of a manifest is decoupled in classes of torch as well.
 """
 
 from collections.abc import Iterable

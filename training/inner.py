@@ -29,7 +29,7 @@ class InnerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
-    """On matrices only; decoupled, times the learning rate, in AdamW and Muon."""
+    """On matrices only; decoupled, times the learning rate, whatever the optimiser."""
     max_grad_norm: float = 1.0
     """Gradients of a greater norm are scaled down to this."""
     z_loss: float = 0.0

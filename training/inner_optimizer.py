@@ -76,7 +76,7 @@ class _Chunk:
         self.names = [name for name, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
         self.optimizer = group.make(self.parameters)
-        self._lr_ratio = group.lr_ratio
+        self._lr_ratio, self._weight_decay = group.lr_ratio, group.weight_decay
         self._home = home
         self._parked: list[dict[str, _Exact | EightBit]] = [{} for _ in parameters]  # by key of the state
 
@@ -84,8 +84,13 @@ class _Chunk:
         for parameter, rooms in zip(self.parameters, self._parked, strict=True):
             for key, room in rooms.items():
                 self.optimizer.state[parameter][key] = room.get(parameter.device)
+        rate = lr * self._lr_ratio
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * self._lr_ratio
+            group["lr"] = rate
+        if self._weight_decay:
+            with torch.no_grad():
+                for parameter in self.parameters:
+                    parameter.mul_(1 - rate * self._weight_decay)
         self.optimizer.step()
         self.park(step)
 

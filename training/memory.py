@@ -58,7 +58,7 @@ MUON_BYTES = 16
 """Work for each element that Muon orthogonalises at a time: what it looks at, three iterates, the update."""
 
 FOREACH_BYTES = 12
-"""Work for each element of a chunk that a class of torch steps on CUDA, all tensors at once: Adadelta with weight decay, which takes most."""
+"""Work for each element of a chunk that a class of torch steps on CUDA, all tensors at once: Adadelta with weight decay of its own, which takes most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,11 @@
     muon(momentum=0.95, adamw_lr=0.003)       Muon for hidden matrices, AdamW for embedding, head and norms
     torch.optim.NAdam(momentum_decay=0.01)    any class of torch.optim that steps on plain gradients
 
-The swarm's `betas` and `weight_decay` go to a class of `torch.optim` that has arguments of these names; what stands in the
-parentheses wins. Weight decay is for matrices only, whatever the optimiser.
+The swarm's `betas` go to a class of `torch.optim` that has an argument of this name; what stands in the parentheses wins.
+
+Weight decay is for matrices only, and decoupled, W <- (1 - lr * weight_decay) * W, whatever the optimiser: most classes of torch would
+add it to the gradient, and one that divides by the gradient's size then makes it so strong that hidden matrices vanish. Only a `weight_decay` in the
+parentheses is the class's own, of the strength and the kind that torch's documentation says.
 """
 
 import ast
@@ -39,6 +42,8 @@ class Group:
     """The optimiser over some of them; may be called for several parts of the group."""
     lr_ratio: float = 1.0
     """Its learning rate over the schedule's."""
+    weight_decay: float = 0.0
+    """Share of them that a step takes off before the optimiser's own, times the learning rate; 0 where the optimiser sees to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,11 +98,14 @@ class OptimizerSpec:
                     Group(parameters=vectors, make=adamw(0.0), lr_ratio=ratio),
                 ]
             case _:
-                of_swarm = {"betas": betas, "weight_decay": weight_decay}
-                of_vectors = {"betas": betas, "weight_decay": 0.0}
+                swarms = 0.0 if "weight_decay" in self.arguments else weight_decay
                 groups = [
-                    Group(parameters=matrices, make=lambda some: self._torch(some, lr, of_swarm)),
-                    Group(parameters=vectors, make=lambda some: self._torch(some, lr, of_vectors)),
+                    Group(
+                        parameters=matrices,
+                        make=lambda some: self._torch(some, lr, betas, decays=True),
+                        weight_decay=swarms,
+                    ),
+                    Group(parameters=vectors, make=lambda some: self._torch(some, lr, betas, decays=False)),
                 ]
         return [group for group in groups if group.parameters]
 
@@ -112,11 +120,17 @@ class OptimizerSpec:
                 each = _dry_step(self)
                 return each, each
 
-    def _torch(self, some: list[nn.Parameter], lr: float, of_swarm: Mapping[str, Any]) -> torch.optim.Optimizer:
+    def _torch(
+        self, some: list[nn.Parameter], lr: float, betas: tuple[float, float], *, decays: bool
+    ) -> torch.optim.Optimizer:
         cls = _torch_classes()[self.name]
         takes = inspect.signature(cls).parameters
+        of_swarm = {
+            "betas": betas,
+            "weight_decay": 0.0,
+        }  # the swarm's decay is the group's; AdamW would have one of its own
         options = {key: value for key, value in of_swarm.items() if key in takes} | dict(self.arguments)
-        if "weight_decay" in self.arguments and of_swarm["weight_decay"] == 0.0:
+        if "weight_decay" in options and not decays:
             options["weight_decay"] = 0.0  # norms do not decay
         made: torch.optim.Optimizer = cls(some, lr=lr, **options)
         return made

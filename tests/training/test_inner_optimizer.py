@@ -58,6 +58,22 @@ def plain_trajectory(config: ModelConfig, batch: Any, make: Any, steps: int) -> 
     return [parameter.detach() for parameter in model.parameters()]
 
 
+class Decay:
+    """An optimiser that does nothing but decoupled weight decay."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], decay: float) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"lr": 0.0}]
+        self._parameters, self._decay = parameters, decay
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self._parameters:
+            parameter.mul_(1 - self.param_groups[0]["lr"] * self._decay)
+
+    def zero_grad(self) -> None:
+        """There is another one yet to step."""
+
+
 def test_adamw_is_torchs_to_the_bit(config: ModelConfig, batch: Any) -> None:
     def make(model: Decoder) -> Any:
         groups = [
@@ -96,20 +112,62 @@ def test_muon_steps_the_hidden_matrices_and_adamw_the_rest(config: ModelConfig, 
     assert max(float((a - b).abs().max()) for a, b in zip(ours.parameters, without.parameters, strict=True)) > 2e-2
 
 
-def test_a_class_of_torch_is_used_as_it_is(config: ModelConfig, batch: Any) -> None:
+@pytest.mark.parametrize(
+    ("text", "decoupled", "own"),
+    [
+        ("torch.optim.NAdam(momentum_decay=0.01)", 0.1, 0.0),
+        ("torch.optim.NAdam(momentum_decay=0.01, weight_decay=0.2)", 0.0, 0.2),
+        ("torch.optim.NAdam(momentum_decay=0.01, weight_decay=0.0)", 0.0, 0.0),
+    ],
+)
+def test_a_class_of_torch_is_used_as_it_is_but_for_the_swarms_decay(
+    text: str, decoupled: float, own: float, config: ModelConfig, batch: Any
+) -> None:
     def make(model: Decoder) -> Any:
         matrices = [p for p in model.parameters() if p.dim() == 2]
         vectors = [p for p in model.parameters() if p.dim() == 1]
         options: dict[str, Any] = {"betas": (0.9, 0.95), "momentum_decay": 0.01}
         return [
-            (torch.optim.NAdam(matrices, weight_decay=0.1, **options), 1.0),
+            (Decay(matrices, decoupled), 1.0),
+            (torch.optim.NAdam(matrices, weight_decay=own, **options), 1.0),
             (torch.optim.NAdam(vectors, weight_decay=0.0, **options), 1.0),
         ]
 
-    ours = replica(config, "torch.optim.NAdam(momentum_decay=0.01)")
+    ours = replica(config, text)
     losses(ours, batch, 0, 8)
-    for own, other in zip(ours.parameters, plain_trajectory(config, batch, make, 8), strict=True):
-        assert torch.equal(own, other)
+    for own_, other in zip(ours.parameters, plain_trajectory(config, batch, make, 8), strict=True):
+        assert torch.equal(own_, other)
+
+
+@pytest.mark.parametrize(
+    "name", ["AdamW", "Adafactor", "Adam(decoupled_weight_decay=True", "NAdam(decoupled_weight_decay=True"]
+)
+def test_the_swarms_decay_is_what_classes_do_that_decouple_it_themselves(
+    name: str, config: ModelConfig, batch: Any
+) -> None:
+    name, _, more = name.partition("(")
+    swarms = replica(config, f"torch.optim.{name}({more})")
+    own = replica(config, f"torch.optim.{name}({more + ', ' if more else ''}weight_decay=0.1)")
+    # Adafactor scales its step by the size of the matrix, which it takes before its decay, not after
+    assert losses(swarms, batch, 0, 8) == pytest.approx(losses(own, batch, 0, 8), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(n for n in dir(torch.optim) if n[0].isupper()))
+def test_in_every_class_of_torch_the_swarms_decay_is_a_share_of_the_matrix(name: str, config: ModelConfig) -> None:
+    """Without gradients, and with an lr and a decay of which both kinds of coupling would be seen."""
+    if name in ("LBFGS", "SparseAdam", "Optimizer", "Muon"):
+        return
+    model = Decoder(config, seed=1)
+    before = [p.detach().clone() for p in model.parameters()]
+    inner = InnerConfig(schedule=SCHEDULE, optimizer=f"torch.optim.{name}", weight_decay=0.5)
+    made = make_optimizer(model, inner)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        made.step(1e-2)
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        share = 1.0 if parameter.dim() == 1 else 0.995**2
+        torch.testing.assert_close(parameter.detach(), old * share, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", sorted(n for n in dir(torch.optim) if n[0].isupper()))

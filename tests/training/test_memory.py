@@ -212,7 +212,10 @@ def test_work_of_every_class_of_torch_is_forecast(options: str, monkeypatch: pyt
         "Rprop",
         "SGD",
     ):
-        optimizer = f"torch.optim.{name}(foreach=True)"
+        decay = (
+            "" if name == "Rprop" else ", weight_decay=0.1"
+        )  # of its own, which takes memory as the swarm's does not
+        optimizer = f"torch.optim.{name}(foreach=True{decay})"
         needs = forecast(SMALL, parse_optimizer(optimizer), chosen)
         share[name] = work_bytes(SMALL, optimizer, chosen) / needs.step_bytes
     assert 0.9 < max(share.values()) == share["Adadelta"] < 1, share
