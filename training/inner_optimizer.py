@@ -5,7 +5,7 @@ two steps the state of a chunk (momenta, second moments) lies
 
     on the device in fp32       as torch leaves it; the default
     in host memory              page-locked if it may be (`page_locked`); it comes to the device for the chunk's step and goes back (`offload`)
-    in 8 bits                   a quarter of the bytes, on the device or in host memory (`bits=8`, see `eight_bit.py`)
+    in 8 bits                   a quarter of the bytes, on the device or in host memory (`bits=8`, see `eight_bit.py`); not that of tables
 
 so the device holds the fp32 state of one chunk at a time in the last two. Chunks are the same in all cases, hence the same
 products and the same bits with and without `offload`. Copies are queued on the stream that steps: in order without any
@@ -16,7 +16,7 @@ A peer may change its mind: state that was saved in one form is loaded in any ot
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from farflung.training.eight_bit import EightBit
 from farflung.training.errors import DamagedCheckpoint
 from farflung.training.flat import synchronize
-from farflung.training.optimizers import Group, Parameters
+from farflung.training.optimizers import TABLES, Group, Parameters
 from farflung.training.out_of_memory import half_made
 from farflung.training.page_locked import empty
 
@@ -55,6 +55,18 @@ class StateHome:
 ON_DEVICE = StateHome()
 
 
+def home_of(name: str, numel: int, home: StateHome) -> StateHome:
+    """Where the state of this parameter lies when that of a model is to lie at `home`.
+
+    Tables keep 32 bits, as in bitsandbytes: what a rare token's row averages is far less than its neighbours', with whom it may share a block and its scale.
+    Below the finest step, a 16,000th of the block's largest, momentum is dithered between nothing and that, which over a second moment that is right makes
+    steps of many times the learning rate.
+    """
+    if numel < MIN_PARKED:
+        return ON_DEVICE
+    return replace(home, bits=32) if name.startswith(TABLES) else home
+
+
 class _Exact:
     """Room for one tensor in host memory."""
 
@@ -77,7 +89,7 @@ class _Chunk:
         self.parameters = [parameter for _, parameter in parameters]
         self.optimizer = group.make(self.parameters)
         self._lr_ratio, self._weight_decay = group.lr_ratio, group.weight_decay
-        self._home = home
+        self._homes = [home_of(name, parameter.numel(), home) for name, parameter in parameters]
         self._parked: list[dict[str, _Exact | EightBit]] = [{} for _ in parameters]  # by key of the state
 
     def step(self, lr: float, step: int) -> None:
@@ -96,22 +108,15 @@ class _Chunk:
 
     def park(self, step: int) -> None:
         """Move the state to where it shall lie."""
-        if not self._home.parks:
-            return
-        for parameter, rooms in zip(self.parameters, self._parked, strict=True):
+        for parameter, rooms, home in zip(self.parameters, self._parked, self._homes, strict=True):
+            if not home.parks:
+                continue
             state = self.optimizer.state[parameter]
             for key, value in list(state.items()):
-                if parameter.numel() >= MIN_PARKED and value is not None and value.shape == parameter.shape:
+                if value is not None and value.shape == parameter.shape:
                     if key not in rooms:
-                        rooms[key] = self._room(key, value)
+                        rooms[key] = _room(key, value, home)
                     rooms[key].put(state.pop(key), step)
-
-    def _room(self, key: str, like: Tensor) -> _Exact | EightBit:
-        device = torch.device("cpu") if self._home.offload else like.device
-        pinned = self._home.offload and like.device.type == "cuda"
-        if self._home.bits == 8:
-            return EightBit(like, key, device, pinned=pinned)
-        return _Exact(like, device, pinned=pinned)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter, rooms in zip(self.names, self.parameters, self._parked, strict=True):
@@ -149,6 +154,14 @@ class _Chunk:
             if isinstance(kept, EightBit):  # the very codes, not codes of what they mean
                 kept.codes.copy_(room.codes)
                 kept.scales.copy_(room.scales)
+
+
+def _room(key: str, like: Tensor, home: StateHome) -> _Exact | EightBit:
+    device = torch.device("cpu") if home.offload else like.device
+    pinned = home.offload and like.device.type == "cuda"
+    if home.bits == 8:
+        return EightBit(like, key, device, pinned=pinned)
+    return _Exact(like, device, pinned=pinned)
 
 
 class InnerOptimizer:

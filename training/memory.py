@@ -5,8 +5,8 @@ bf16 autocast, 4 without), bytes on the device at the peak of a step:
 
     parameters     4 n
     gradients      4 n + 4 * the largest parameter, whose gradient is made before it is added
-    inner state    AdamW 8 n; Muon 4 for hidden matrices and 8 for the rest; in 8 bits a quarter (1 + 4/256 a number);
-                   nothing when it is offloaded
+    inner state    AdamW 8 n; Muon 4 for hidden matrices and 8 for the rest; in 8 bits a quarter (1 + 4/256 a number) of that, but
+                   for tables and norms; nothing when it is offloaded
     and the larger of two, which come one after the other:
       activations  K * (L * layer + head) where the backward pass begins (`activation_bytes`), and casts of the matrices,
                    c n if c < 4; the head's are logits and their gradient, 2 c V, and work for a few rows of them
@@ -214,7 +214,7 @@ def forecast(
     n = num_parameters(config)
     shapes = parameter_shapes(config)
     largest = max(shape.numel() for _, shape in shapes)
-    state, rounding, fetched = _state_bytes(shapes, optimizer, options.inner_state)
+    state, rounding, fetched, coded = _state_bytes(shapes, optimizer, options.inner_state)
     if compute_bytes == 4:
         casts = 0
     elif options.checkpoint_layers:
@@ -224,7 +224,7 @@ def forecast(
     else:
         casts = compute_bytes * n
     again = 4 * config.vocab_size * config.dim * (2 if compute_bytes == 4 else 1) if config.tie_embeddings else 0
-    coding = CODING_BYTES * min(largest, eight_bit.PIECE) if options.inner_state.bits == 8 else 0
+    coding = CODING_BYTES * min(coded, eight_bit.PIECE)
     kept = activation_bytes(
         config, microbatch, compute_bytes, checkpoint_layers=options.checkpoint_layers, scores=scores
     )
@@ -245,22 +245,25 @@ def forecast(
 
 def _state_bytes(
     shapes: tuple[tuple[str, torch.Size], ...], optimizer: OptimizerSpec, home: StateHome
-) -> tuple[int, int, int]:
-    """(all state as it is kept, what it takes beyond that when it is page-locked, fp32 state of the largest chunk that is fetched)."""
+) -> tuple[int, int, int, int]:
+    """(all state as it is kept, what it takes beyond that when it is page-locked, fp32 state of the largest chunk that is fetched, numbers in the largest tensor
+    that is coded in 8 bits)."""
     for_hidden, for_others = optimizer.state_tensors()
-    kept = rounding = fetched = most = 0
+    kept = rounding = fetched = most = coded = 0
     for name, shape in shapes:
         numel, tensors = shape.numel(), for_hidden if _is_hidden(name, shape) else for_others
-        parked = home.parks and numel >= inner_optimizer.MIN_PARKED
-        blocks = eight_bit.stored_bytes(numel) if parked and home.bits == 8 else (4 * numel,)
+        lies = inner_optimizer.home_of(name, numel, home)
+        blocks: tuple[int, ...] = (4 * numel,)
+        if lies.bits == 8:
+            blocks, coded = eight_bit.stored_bytes(numel), max(coded, numel)
         kept += tensors * sum(blocks)
-        if parked:  # as if every chunk had the most state a parameter can have
+        if lies.parks:  # as if every chunk had the most state a parameter can have
             most = max(most, numel)
             fetched += 4 * tensors * numel
-            if home.offload:
+            if lies.offload:
                 rounding += tensors * sum(pinned_bytes(block) - block for block in blocks)
     chunk = max(inner_optimizer.CHUNK, most)
-    return kept, rounding, min(fetched, 4 * max(for_hidden, for_others) * chunk)
+    return kept, rounding, min(fetched, 4 * max(for_hidden, for_others) * chunk), coded
 
 
 def _work_bytes(shapes: tuple[tuple[str, torch.Size], ...], optimizer: OptimizerSpec) -> int:

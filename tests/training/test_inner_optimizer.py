@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from farflung.training import inner_optimizer
+from farflung.training.eight_bit import EightBit
 from farflung.training.errors import DamagedCheckpoint, UnknownOptimizer
 from farflung.training.inner import InnerConfig, make_optimizer
 from farflung.training.inner_optimizer import InnerOptimizer, StateHome
 from farflung.training.memory import MemoryOptions
 from farflung.training.model import Decoder, ModelConfig, next_token_loss
-from farflung.training.optimizers import parse_optimizer
+from farflung.training.optimizers import TABLES, parse_optimizer
 from farflung.training.replica import Replica
 from farflung.training.runtime import Runtime
 from farflung.training.schedule import Schedule
@@ -311,13 +312,45 @@ def test_eight_bits_train_as_well_and_take_a_quarter(
     config: ModelConfig, batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inner_optimizer, "MIN_PARKED", 1)
+    tables = 4 * sum(p.numel() for name, p in Decoder(config, seed=1).named_parameters() if name.startswith(TABLES))
     for name in ("adamw", "muon"):
         exact, coded = replica(config, name), replica(config, name, StateHome(bits=8))
         curves = losses(exact, batch, 0, 30), losses(coded, batch, 0, 30)
         assert curves[0][-1] < curves[0][0] - 0.3
         assert curves[1] != curves[0]
         assert curves[1][-1] == pytest.approx(curves[0][-1], abs=0.02)
-        assert coded.optimizer.device_bytes() < 0.28 * exact.optimizer.device_bytes()
+        of_tables = 2 * tables  # two moments, in 32 bits
+        rest, of_rest = (one.optimizer.device_bytes() - of_tables for one in (coded, exact))
+        assert rest < 0.28 * of_rest
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("name", TABLES)
+def test_in_eight_bits_a_rare_tokens_steps_are_no_larger_than_the_learning_rate(name: str, offload: bool) -> None:
+    """Rows that share a block with others whose gradients are a hundred thousand times theirs."""
+    table = torch.nn.Parameter(torch.zeros(64, 64))
+    groups = parse_optimizer("adamw").groups(
+        [(f"{name}.weight", table)], lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0
+    )
+    optimizer = InnerOptimizer(groups, StateHome(bits=8, offload=offload))
+    noise, is_rare = torch.Generator().manual_seed(1), torch.arange(64) % 4 == 1
+    for _ in range(100):
+        before = table.detach().clone()
+        table.grad = torch.randn(64, 64, generator=noise) * torch.where(is_rare, 1e-5, 1.0)[:, None]
+        optimizer.step(1e-3)
+        assert float((table.detach() - before).abs().max()) < 3e-3
+
+
+def test_tables_that_were_saved_in_eight_bits_are_loaded(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a checkpoint from before they kept 32 has them."""
+    values = torch.linspace(-1.0, 1.0, config.vocab_size * config.dim).view(config.vocab_size, config.dim)
+    coded = EightBit(values, "exp_avg", torch.device("cpu"), pinned=False)
+    coded.put(values, 0)
+    optimizer = make_optimizer(Decoder(config, seed=1), InnerConfig(schedule=SCHEDULE), StateHome(bits=8))
+    name = f"inner/{TABLES[0]}.weight/exp_avg"
+    step = f"inner/{TABLES[0]}.weight/step"
+    optimizer.load({f"{name}/codes": coded.codes, f"{name}/scales": coded.scales, step: torch.tensor(5.0)}, 5)
+    assert torch.equal(optimizer.tensors()[name], coded.get(torch.device("cpu")))
 
 
 @pytest.mark.parametrize(
