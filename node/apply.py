@@ -374,7 +374,11 @@ class Applier:
                 previous = None
                 self.give_up("rounds that we were away for had counted it")
             kept = [(p.start, p.stop) for result in in_flight for p in result.parts if p.digest]
-            await self._learn(self._learner.adopt_outer, previous, counted=kept if previous is not None else ())
+            told: dict[int, Tensor] | None = None
+            for result in in_flight:  # one at most
+                told = await self._aside(self._residuals.told, result)
+            kept = kept if previous is not None else []
+            await self._learn(self._learner.adopt_outer, previous, counted=kept, told=told)
             self._exchange.take_back()
             for result in in_flight:
                 self._trainer.count(self._counted(result))

@@ -59,8 +59,10 @@ class Learner(Saves, Protocol):
     ) -> None:
         """One outer step on slices (start, stop, mean); see `training.coupled.Coupled.apply`."""
 
-    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
-        """Go on from outer state that was written into `outer`; `previous` None drops local progress."""
+    def adopt_outer(
+        self, previous: Tensor | None, *, counted: Sequence[Slice] = (), told: Mapping[int, Tensor] | None = None
+    ) -> None:
+        """Go on from outer state that was written into `outer`; `previous` None drops local progress. See `training.coupled.Coupled.adopt_outer`."""
 
     def discard_progress(self) -> None:
         """Local parameters become the outer ones."""
@@ -120,8 +122,10 @@ class LearnerOf(Generic[S]):
     ) -> None:
         self.replica.apply(updates, contributed=contributed, told=told)
 
-    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
-        self.replica.adopt_outer(previous, counted=counted)
+    def adopt_outer(
+        self, previous: Tensor | None, *, counted: Sequence[Slice] = (), told: Mapping[int, Tensor] | None = None
+    ) -> None:
+        self.replica.adopt_outer(previous, counted=counted, told=told)
 
     def discard_progress(self) -> None:
         self.replica.discard_progress()

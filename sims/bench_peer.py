@@ -117,7 +117,13 @@ class VectorLearner:
             power += float(true.square().sum())
         return error / power
 
-    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[tuple[int, int]] = ()) -> None:
+    def adopt_outer(
+        self,
+        previous: Tensor | None,
+        *,
+        counted: Sequence[tuple[int, int]] = (),
+        told: Mapping[int, Tensor] | None = None,
+    ) -> None:
         raise RuntimeError("a peer of the benchmark fell behind")
 
     def discard_progress(self) -> None:

@@ -48,8 +48,10 @@ class BookedLearner(LearnerOf[S], SampleBook):
         if contributed:
             self.book_counted()
 
-    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
-        super().adopt_outer(previous, counted=counted)
+    def adopt_outer(
+        self, previous: Tensor | None, *, counted: Sequence[Slice] = (), told: Mapping[int, Tensor] | None = None
+    ) -> None:
+        super().adopt_outer(previous, counted=counted, told=told)
         if counted:
             self.book_counted()
         elif previous is None:

@@ -115,13 +115,17 @@ class ToyLearner(Coupled, SampleBook):
         self._made = self._made - counted
         self._offered_made = self._offered_made - counted
 
-    def adopt_outer(self, previous: Tensor | None, *, counted: Sequence[Slice] = ()) -> None:
-        super().adopt_outer(previous, counted=counted)
+    def adopt_outer(
+        self, previous: Tensor | None, *, counted: Sequence[Slice] = (), told: Mapping[int, Tensor] | None = None
+    ) -> None:
+        super().adopt_outer(previous, counted=counted, told=told)
         if counted:
             self.book_counted()
             made = self._made.clone()
             for start, stop in counted:
-                made[start:stop] -= self._sent_made[start:stop]
+                made[start:stop] -= (
+                    self._sent_made[start:stop] if told is None or start not in told else told[start].double()
+                )
             self._made = made
         elif previous is None:
             self._forget()

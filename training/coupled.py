@@ -187,6 +187,7 @@ class Coupled:
         previous: Tensor | None,  # outer parameters [n] as they were before; None drops the local progress
         *,
         counted: Sequence[Slice] = (),  # where the new outer state counts the pseudo-gradient in flight
+        told: Mapping[int, Tensor] | None = None,  # of these, as in `apply`
     ) -> None:
         """Go on from outer state that was downloaded into `self.outer`. Nothing is in flight afterwards. Raises ValueError, with
         nothing changed, when something is said to be counted that was not in flight; NotEnoughMemory as `apply` does.
@@ -199,7 +200,10 @@ class Coupled:
         reference = previous.clone() if sent is not None else previous
         if sent is not None:
             for start, stop in counted:
-                reference[start:stop] = sent.of(start, stop)
+                if told is not None and start in told:
+                    reference[start:stop] -= told[start]
+                else:
+                    reference[start:stop] = sent.of(start, stop)
         self._rebase(0, self.num_parameters, reference)
 
     def discard_progress(self) -> None:

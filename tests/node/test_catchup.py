@@ -24,6 +24,8 @@ from tests.node.applying import (
 )
 from tests.node.lab import CODEC, NUMEL, OUTER, Lab, in_lab, peer
 
+from farflung.compression.policy import uniform
+from farflung.compression.registry import parse_codec
 from farflung.node.catchup import FOLLOWED_ROUNDS
 from farflung.node.statesync import Download
 from farflung.protocol import chain
@@ -249,6 +251,42 @@ def test_a_round_that_came_with_a_downloaded_state_is_counted_once() -> None:
         assert late.applier.version == 1 and late.lost == [0]
         assert late.trainer.progress.trained == ((first + 4, first + 8),) and late.trainer.progress.steps == 2
         assert late.node.learner.trained == list(range(first + 4, first + 8))
+
+    in_lab(3, main)
+
+
+def test_of_a_round_that_came_with_a_downloaded_state_the_rest_of_what_was_told_stays() -> None:
+    """As where it is applied: the node knows what its codec has left out, and nobody else does."""
+
+    async def main(lab: Lab) -> None:
+        one, two, late = (Applying(lab, n) for n in lab.nodes)
+        sparse = uniform(parse_codec("topk(chunk=64,k=8,bits=2)"), NUMEL)
+        late.node.encode_with(sparse, uniform(CODEC, NUMEL), FeedbackSpec(uplink="kept"))
+        late.applier._residuals = late.node.residuals
+        history = await founded(one, two, late)
+        first = history[-1].commit.ledger.window(late.node.id)[0][0]
+        train(late, *range(first, first + 4))
+        late.node.learner.offer()
+        delta = late.node.learner.offered_gradient(0, NUMEL)
+        late.node.exchange.in_flight = plan_of(1)
+        for start, stop in PARTS:
+            late.node.residuals.encode_contribution(plan_of(1), delta[start:stop].clone(), start)
+        moved = round_after(history[-1].commit)
+        assert moved.commit.round is not None
+        told = late.node.residuals.told(moved.commit.round)
+        assert told is not None
+        rest = delta - torch.cat([told[start] for start, _ in PARTS])
+        assert 0.1 * delta.norm() < rest.norm() < 0.99 * delta.norm()
+        for node in (one, two):
+            await hold(node.node, 1)
+            await node.take(moved)
+            node.node.disk.means.clear()  # nobody remembers the round
+            late.hears(node)
+        await late.take(moved)
+        assert late.applier.version == 1 and late.lost == [0]
+        kept = late.node.learner.outer.params - late.node.learner.parameters[0]
+        torch.testing.assert_close(kept, rest, atol=1e-5, rtol=0)
+        assert not late.trainer.progress.trained, "its samples count"
 
     in_lab(3, main)
 

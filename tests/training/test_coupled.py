@@ -138,6 +138,22 @@ def test_what_is_offered_moves_with_the_part_of_a_round_that_meets_it() -> None:
     assert one.sent is not None and one.sent is not one.offered and torch.equal(one.sent.values, one.offered.values)
 
 
+def test_what_a_codec_left_out_stays_where_the_round_came_with_a_downloaded_state() -> None:
+    one = peer()
+    train(one, 1)
+    one.offer()
+    delta = one.offered_gradient(*EVERYTHING)
+    train(one, 2)
+    since, previous = random(2), one.outer.params.clone()
+    one.outer.params.add_(random(3))
+    told = {0: delta[:25] * 0.25}
+    one.adopt_outer(previous, counted=FRAGMENTS[:2], told=told)
+    owed = delta.clone()
+    owed[:25] -= told[0]
+    owed[25:41] = 0.0  # of these it is not known what was left out: all of it counts
+    torch.testing.assert_close(one.outer.params - local(one), owed + since, rtol=0, atol=1e-6)
+
+
 def test_what_was_not_offered_is_not_in_flight() -> None:
     one = peer()
     train(one, 1)
