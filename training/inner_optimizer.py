@@ -101,8 +101,7 @@ class _Chunk:
             group["lr"] = rate
         if self._weight_decay:
             with torch.no_grad():
-                for parameter in self.parameters:
-                    parameter.mul_(1 - rate * self._weight_decay)
+                torch._foreach_mul_(list[Tensor](self.parameters), 1 - rate * self._weight_decay)
         self.optimizer.step()
         self.park(step)
 

@@ -125,10 +125,8 @@ class OptimizerSpec:
     ) -> torch.optim.Optimizer:
         cls = _torch_classes()[self.name]
         takes = inspect.signature(cls).parameters
-        of_swarm = {
-            "betas": betas,
-            "weight_decay": 0.0,
-        }  # the swarm's decay is the group's; AdamW would have one of its own
+        # the swarm's decay is the group's; AdamW would have one of its own
+        of_swarm = {"betas": betas, "weight_decay": 0.0}
         options = {key: value for key, value in of_swarm.items() if key in takes} | dict(self.arguments)
         if "weight_decay" in options and not decays:
             options["weight_decay"] = 0.0  # norms do not decay
