@@ -5,8 +5,8 @@ into a round; another, with a new identity, takes its place. Beside them two wor
 as a peer does (the better one counts); at the end everything is compared from the nodes' own event files.
 
 How many rounds are planned follows from a short measurement of a training step; the clock ends the run when the machine
-turns out slower. The method is `default` (`training.methods`): a third of the model moves every ten steps, at two bits a
-parameter, while training goes on.
+turns out slower. The method is `default` (`training.methods`): a third of the model moves every ten steps, at one and a half
+bits a parameter to the owners of parts and two and a half back, while training goes on.
 """
 
 import asyncio
