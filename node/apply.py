@@ -373,10 +373,8 @@ class Applier:
             if counted and not in_flight:
                 previous = None
                 self.give_up("rounds that we were away for had counted it")
+            told = await self._aside(self._residuals.told, in_flight[0]) if in_flight else None  # one at most
             kept = [(p.start, p.stop) for result in in_flight for p in result.parts if p.digest]
-            told: dict[int, Tensor] | None = None
-            for result in in_flight:  # one at most
-                told = await self._aside(self._residuals.told, result)
             kept = kept if previous is not None else []
             await self._learn(self._learner.adopt_outer, previous, counted=kept, told=told)
             self._exchange.take_back()

@@ -290,12 +290,11 @@ def _tokenizer(sections: Sections, given: GivenModel | None) -> tuple[Tokenizer,
         raise ConfigError('data.tokenizer: give "bytes", or the path of a tokenizer.json')
     file = Path(wanted).expanduser()
     data["tokenizer"], data["tokenizer_hash"] = "file", file_hash(file)
-    end_of_text = data.get("end_of_text", "")
-    if not isinstance(end_of_text, str):
+    end_of_text = data.get("end_of_text")
+    if not isinstance(end_of_text, str | None):
         raise ConfigError(f"data.end_of_text = {end_of_text!r}: must be a string, the name of a token")
-    of_model = None if given is None else given.end_of_text
     try:
-        tokenizer = open_tokenizer(str(file), end_of_text or ("" if of_model is None else of_model))
+        tokenizer = open_tokenizer(str(file), given.end_of_text if given and end_of_text is None else end_of_text)
     except DataError as error:
         raise ConfigError(str(error)) from error
     data["end_of_text"] = tokenizer.end_of_text_name

@@ -41,11 +41,16 @@ STATE_STYLES = {
 }
 
 
+def redraws(console: Console) -> bool:
+    """Whether a picture can be drawn over the last one; a dumb terminal would show nothing of it."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 async def show(events: AsyncIterable[dict[str, Any]], status: NodeStatus, console: Console) -> None:
     """Fold `events` into `status` and show it until they end. Cancel to stop earlier; the panel stays on the
     screen.
     """
-    if not console.is_terminal or console.is_dumb_terminal:  # on which a Live shows nothing
+    if not redraws(console):
         await _show_lines(events, status, console)
         return
     drawn = 0.0

@@ -120,12 +120,12 @@ class CreatedSwarm:
     """Where the signed manifest lies."""
     about: str
     """What is to be trained, in a sentence."""
-    end_of_text: str = ""
-    """The token of the tokenizer's file that ends a text; empty of bytes."""
     samples: int
     """What of the data is trained on in an epoch."""
     heldout_tokens: int | None
     """What of it is held out; None of a stream, which holds out rows of any length."""
+    end_of_text: str = ""
+    """The token of the tokenizer's file that ends a text; empty of bytes."""
     layers: tuple[int, ...] = ()
     """Of a pipeline, those of each stage."""
 

@@ -209,9 +209,8 @@ def compare(events: Sequence[Event], claims: Sequence[Claim]) -> Comparison:
     gaps = gaps_of(events)
     found = Comparison()
     claimed: set[int] = set()  # places
-    last: dict[
-        int, int
-    ] = {}  # by stretch, the last claimed place before which no commit that nobody knows can count anything
+    last: dict[int, int] = {}
+    """By stretch, the last claimed place before which no commit that nobody knows can count anything."""
     known = 0  # gaps of which all that was trained before they ended is counted, or given up
     for claim in claims:
         begun = sum(since - MAX_CLOCK_SKEW_S <= claim.time for since, _ in gaps)

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from farflung.node.live import STATE_STYLES, duration, size, sparkline
+from farflung.node.live import STATE_STYLES, duration, redraws, size, sparkline
 from farflung.sims.demonodes import DemoNode
 from farflung.sims.summary import checked, violations
 
@@ -56,7 +56,7 @@ class DemoView:
 
     @property
     def is_live(self) -> bool:
-        return self._console is not None and self._console.is_terminal
+        return self._console is not None and redraws(self._console)
 
     def render(self) -> Panel:
         """The whole picture."""

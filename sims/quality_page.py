@@ -47,7 +47,7 @@ def _lines(tier: Tier, rows: Sequence[Row], methods: Mapping[str, Method], num_s
         f"Tier {tier.name}: {num_parameters(tier.model):,} parameters, {tier.num_tokens:,} tokens of {_text(tier)}, {epochs:.2g} times all of it. "
         f"All methods see the same tokens in the same order, {tier.batch * tier.model.seq_len:,} a step, split by {tier.peers} peers. The first "
         f"{tier.warm_steps} of {tier.steps} steps are synchronous, and no method's bytes count them. Peers share a process; the mathematics, the codecs and the payloads are real{PRODUCTS[tier.precision]}. "
-        f"{_chosen(tier)}.",
+        f"{_how_rates_are_chosen(tier)}.",
         "",
         f"![Gap against bytes](quality_{tier.name}.png)",
         "",
@@ -97,7 +97,7 @@ def _lines(tier: Tier, rows: Sequence[Row], methods: Mapping[str, Method], num_s
     ]
 
 
-def _chosen(tier: Tier) -> str:
+def _how_rates_are_chosen(tier: Tier) -> str:
     if tier.tunes:
         return "A method's inner learning rate is the best of a grid on one half of the held-out windows with the first seed, and its loss is the mean over its seeds on the other half"
     return "A method's inner learning rate is the middle one of its grid, not tuned here, and its loss is the mean over its seeds on the second half of the held-out windows"

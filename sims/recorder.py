@@ -40,7 +40,6 @@ class Recorder:
         if "loss" in told and not self._learns:
             told["loss"] = None
         if told["event"] == "step":
-            told["tokens"] *= (
-                self._playable.sample_tokens
-            )  # its tokens_per_s is the node's, which knows what a sample has
+            # its tokens_per_s is the node's, which knows what a sample has
+            told["tokens"] *= self._playable.sample_tokens
         self._file.write(msgspec.json.encode(told) + b"\n")

@@ -67,7 +67,7 @@ def text_documents(path: Path) -> Iterator[Document]:
     Raises DataError without any text, for what cannot be read, and for what is no text in UTF-8.
     """
     if path.is_dir():
-        root, files = path, sorted(files_in(path), key=lambda file: file.relative_to(path).as_posix())
+        root, files = path, files_in(path)
     elif path.is_file():
         root, files = path.parent, [path]
     else:

@@ -10,7 +10,7 @@ from farflung.training.errors import DataError
 
 
 def files_in(root: Path) -> list[Path]:
-    """The files of a folder and of those in it, sorted; links are followed. Raises DataError for what cannot be read, and for a link that leads nowhere or back."""
+    """The files of a folder and of those in it, in the order of their names as POSIX has them; links are followed. Raises DataError for what cannot be read, and for a link that leads nowhere or back."""
     found: list[Path] = []
     waiting = [(root, frozenset[tuple[int, int]]())]
     while waiting:
@@ -28,7 +28,7 @@ def files_in(root: Path) -> list[Path]:
                     found.append(entry)
         except OSError as error:
             raise unreadable(Path(error.filename or folder), error) from error
-    return sorted(found)
+    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

@@ -43,9 +43,8 @@ def open_rows(spec: StreamSpec) -> tuple[StreamRows, int | None]:
     except ImportError as error:
         raise DataError("hf: needs the datasets library: pip install datasets") from error
     _check_version(datasets.__version__)
-    path = (
-        spec.dataset if spec.is_built or spec.is_local else f"hf://datasets/{spec.dataset}"
-    )  # never a folder of that name
+    # a bare name could as well be a folder here
+    path = spec.dataset if spec.is_built or spec.is_local else f"hf://datasets/{spec.dataset}"
     try:
         builder = datasets.load_dataset_builder(path, spec.config, revision=spec.revision, data_files=spec.files)
         _check_builder(spec, builder)

@@ -112,12 +112,8 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A tokenizer.json of the `tokenizers` library. Raises DataError when it cannot be used."""
 
-    def __init__(
-        self,
-        path: Path,
-        end_of_text: str
-        | int = "",  # its name; empty is whichever of END_OF_TEXT_NAMES; or an id, which counts if it is of a special token
-    ) -> None:
+    def __init__(self, path: Path, end_of_text: str | int | None = None) -> None:
+        """`end_of_text`: the token that ends a text, by its name, or by an id, which counts if it is of a special token; otherwise the usual names decide."""
         self._path = path
         try:
             self._json = path.read_text(encoding="utf-8")
@@ -134,17 +130,17 @@ class JsonTokenizer:
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())  # ids may have holes
         self.content_hash = hashlib.sha256(self._json.encode() + self.end_of_text_name.encode()).hexdigest()
 
-    def _ending(self, wanted: str | int) -> tuple[str, int]:
+    def _ending(self, wanted: str | int | None) -> tuple[str, int]:
         """Name and id of the token that ends a text."""
         if isinstance(wanted, int):
             added = self._tokenizer.get_added_tokens_decoder().get(wanted)
             if added is not None and added.special:  # other ids are defaults that nobody has chosen
                 return added.content, wanted
-            wanted = ""
-        for name in [wanted] if wanted else END_OF_TEXT_NAMES:
+            wanted = None
+        for name in END_OF_TEXT_NAMES if wanted is None else (wanted,):
             if (found := self._tokenizer.token_to_id(name)) is not None:
                 return name, found
-        if wanted:
+        if wanted is not None:
             raise DataError(f"tokenizer {self._path} has no token {wanted!r} to end a text with (`data.end_of_text`)")
         raise DataError(
             f"tokenizer {self._path} has no end-of-text token, which is one of {', '.join(END_OF_TEXT_NAMES)}: say which of its tokens it is "
@@ -167,7 +163,7 @@ class JsonTokenizer:
         )
 
 
-def open_tokenizer(spec: str, end_of_text: str | int = "") -> Tokenizer:
+def open_tokenizer(spec: str, end_of_text: str | int | None = None) -> Tokenizer:
     """`bytes`, or the path of a tokenizer.json, of which `end_of_text` is as for `JsonTokenizer`. Raises DataError."""
     return ByteTokenizer() if spec == "bytes" else JsonTokenizer(Path(spec), end_of_text)
 

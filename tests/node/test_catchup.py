@@ -37,6 +37,16 @@ from farflung.training.errors import NothingOffered
 from farflung.training.rules import Sgd
 
 
+async def take_as_state(moved: Certified, late: Applying, *others: Applying) -> None:
+    """A round that nobody remembers comes to `late` as the state that it has made."""
+    for other in others:
+        await hold(other.node, 1)
+        await other.take(moved)
+        other.node.disk.means.clear()
+        late.hears(other)
+    await late.take(moved)
+
+
 def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
     async def main(lab: Lab) -> None:
         one, two, new = (Applying(lab, n) for n in lab.nodes)
@@ -242,12 +252,7 @@ def test_a_round_that_came_with_a_downloaded_state_is_counted_once() -> None:
         late.node.exchange.in_flight = plan_of(1)
         late.node.learner.sent_samples = late.node.learner.trained[:4]
         moved = round_after(history[-1].commit)
-        for node in (one, two):
-            await hold(node.node, 1)
-            await node.take(moved)
-            node.node.disk.means.clear()  # nobody remembers the round
-            late.hears(node)
-        await late.take(moved)
+        await take_as_state(moved, late, one, two)
         assert late.applier.version == 1 and late.lost == [0]
         assert late.trainer.progress.trained == ((first + 4, first + 8),) and late.trainer.progress.steps == 2
         assert late.node.learner.trained == list(range(first + 4, first + 8))
@@ -277,12 +282,7 @@ def test_of_a_round_that_came_with_a_downloaded_state_the_rest_of_what_was_told_
         assert told is not None
         rest = delta - torch.cat([told[start] for start, _ in PARTS])
         assert 0.1 * delta.norm() < rest.norm() < 0.99 * delta.norm()
-        for node in (one, two):
-            await hold(node.node, 1)
-            await node.take(moved)
-            node.node.disk.means.clear()  # nobody remembers the round
-            late.hears(node)
-        await late.take(moved)
+        await take_as_state(moved, late, one, two)
         assert late.applier.version == 1 and late.lost == [0]
         kept = late.node.learner.outer.params - late.node.learner.parameters[0]
         torch.testing.assert_close(kept, rest, atol=1e-5, rtol=0)

@@ -79,7 +79,7 @@ def test_a_text_has_the_same_ids_each_time_though_the_file_asks_for_dropout(tmp_
 @pytest.mark.parametrize(
     ("said", "found"),
     [
-        ("", "</s>"),
+        (None, "</s>"),
         ("<s>", "<s>"),
         (1, "<s>"),
         pytest.param(4, "</s>", id="an id of no special token"),
@@ -87,7 +87,7 @@ def test_a_text_has_the_same_ids_each_time_though_the_file_asks_for_dropout(tmp_
         ("a", "a"),
     ],
 )
-def test_what_ends_a_text_is_said_or_else_the_usual(tmp_path: Path, said: str | int, found: str) -> None:
+def test_what_ends_a_text_is_said_or_else_the_usual(tmp_path: Path, said: str | int | None, found: str) -> None:
     tokenizer = open_tokenizer(str(write_tokenizer("llama-2", tmp_path / "tokenizer.json")), said)
     assert tokenizer.end_of_text_name == found
     assert tokenizer.end_of_text == {"</s>": 2, "<s>": 1, "a": 4}[found]
