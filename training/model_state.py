@@ -58,6 +58,9 @@ class ModelState(Coupled):
         with no_room("the model", device):
             self.model = Decoder(model, seed=seed, held=held).to(device)
         self.model.model.checkpoint_layers = self.runtime.save.checkpoint_layers
+        if self.runtime.compile:
+            for layer in self.model.model.layers:  # one layer's code serves them all; a whole model took minutes
+                layer.compile()
         super().__init__(self.model, outer, device=device, mix=mix, chunk_bytes=chunk_bytes, order=order)
         self.inner_config = inner
         self.optimizer = make_optimizer(self.model, inner, self.runtime.save.inner_state)

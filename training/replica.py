@@ -48,9 +48,6 @@ class Replica(ModelState):
         order: Sequence[str] | None = None,  # of the flat vector, see `flat.Layout`
     ) -> None:
         super().__init__(model, inner, outer, seed=seed, runtime=runtime, mix=mix, chunk_bytes=chunk_bytes, order=order)
-        if self.runtime.compile:
-            for layer in self.model.model.layers:  # one layer's code serves them all; a whole model took minutes
-                layer.compile()
         self._microbatch = Microbatch(self.runtime.microbatch)
         self._has_fitted = False
         """Whether passes have had room here."""

@@ -1,5 +1,6 @@
 """The whole outer model, evaluated a stage and a sequence at a time, has the loss that one peer with all of it finds."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,28 @@ def test_the_norm_of_a_stage_that_weighs_it_is_of_its_layers() -> None:
         assert report.layers_norm == pytest.approx(squares[True] ** 0.5)
         assert report.grad_norm == pytest.approx(sum(squares.values()) ** 0.5)
         assert (report.layers_norm < report.grad_norm) == others
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch looks at it itself
+def test_the_layers_of_a_stage_compile_as_those_of_a_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, backend = [], torch._dynamo.lookup_backend("aot_eager")
+
+    def counted(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return backend(graph, inputs)
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counted, fullgraph=True))
+    generator = torch.Generator().manual_seed(1)
+    x, gradient = (torch.randn(2, 8, 16, generator=generator) for _ in range(2))
+    found = []
+    for compiled in (False, True):
+        runtime = Runtime(compile=compiled)
+        one = StageReplica(CONFIG, StageSlice(SIZES, 1), INNER, Nesterov(), seed=3, runtime=runtime)
+        into = Accumulated()
+        output, back = one.worker.forward(1, x), one.worker.backward(1, x, gradient, into)
+        assert bool(graphs) == compiled and back is not None
+        found.append([output, back, *into.sums.values()])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
