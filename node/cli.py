@@ -106,7 +106,7 @@ def create(
         str | None,
         typer.Option(
             metavar="STEPS|auto",
-            help="H: inner steps between two rounds of a fragment; `auto`: as few as links allow. Default: the method's "
+            help="H: inner steps between two rounds of a fragment; `auto`: as few as links allow, and no fewer than the method's. Default: the method's "
             f"(of `default` {DEFAULT.inner_steps}, from {LONG_RUN:,} steps on {LONG_DEFAULT.inner_steps}; of `none` 100), with --stages 15.",
         ),
     ] = None,

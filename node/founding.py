@@ -15,13 +15,12 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from farflung.compression.policy import parse_policy
 from farflung.node.discovery import find_claims, publish_founding
 from farflung.node.durable import sync_folder
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity
 from farflung.node.listening import PORTS, free_ports, own_addresses
-from farflung.node.manifest_filling import fill_method, in_stages, usual_inner_steps, with_usual_lr
+from farflung.node.manifest_filling import coded_bits, fill_method, in_stages, usual_inner_steps, with_usual_lr
 from farflung.node.options import CreatedSwarm, CreateOptions
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
@@ -74,8 +73,6 @@ FEEDBACK_WAITS = 4
 """It starts after the first of so many parts of the run, where nobody asked for it: from random weights it gains less, or does harm (`docs/feedback.md`)."""
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Manifest)}
-_MANY = 1 << 20
-"""Elements of a vector in which a codec's headers do not count."""
 
 
 def found_swarm(options: CreateOptions) -> CreatedSwarm:
@@ -395,12 +392,7 @@ def _fill_feedback(sections: Sections) -> None:
     feedback, swarm = sections["feedback"], sections["swarm"]
     for way in ("uplink", "downlink"):
         key = f"{way}_codec"
-        spec = swarm.get(key, _DEFAULTS[key])
-        try:
-            codec = parse_policy(str(spec)).default
-        except ValueError as error:
-            raise ConfigError(f"swarm.{key} = {str(spec)[:160]!r}: {error}") from error
-        coarse = 8 * codec.expected_nbytes(_MANY) / _MANY < FEEDBACK_BITS
+        coarse = coded_bits(f"swarm.{key}", swarm.get(key, _DEFAULTS[key])) < FEEDBACK_BITS
         feedback.setdefault(way, "residual" if coarse else "none")
     steps, inner_steps, fragments = swarm["total_steps"], swarm.get("inner_steps"), swarm.get("fragments", 1)
     # The fewest rounds that there may be: feedback begins after a quarter of the run at the latest.

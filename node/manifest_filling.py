@@ -2,6 +2,7 @@
 
 import msgspec
 
+from farflung.compression.policy import parse_policy
 from farflung.node.recipe import read_recipe
 from farflung.protocol.checks import nearest
 from farflung.protocol.errors import ConfigError
@@ -39,16 +40,33 @@ def fill_method(sections: Sections, name: str) -> None:
     feedback, outer = sections.setdefault("feedback", {}), sections.setdefault("outer", {})
     if swarm.get("mix", "rebase") != "rebase":
         feedback.setdefault("uplink", "residual")  # nothing that is kept in parameters may be mixed away
-    if feedback.get("uplink", "kept") != "kept" or {"uplink_codec", "downlink_codec"} & set(swarm):
-        # that of the method is finer than its own codecs, but perhaps not than others
-        feedback.setdefault("last_codec", "")
+    codecs = {"uplink_codec": method.codec, "downlink_codec": method.mean_codec}
+    chosen = [coded_bits(f"swarm.{key}", swarm.get(key, ours)) for key, ours in codecs.items()]
+    if feedback.get("uplink", "kept") != "kept" or min(chosen) > coded_bits("last_codec", method.last_codec):
+        feedback.setdefault("last_codec", "")  # that of the method would be the coarser one
     if "optimizer" in outer:
         del said["outer"]  # its figures are for its own optimiser
     elif "lr" in outer:
         outer.setdefault("lr_growth", 0.0)  # the method's is for its own rate
+    if wanted == "auto":  # with fewer steps to a lap a method would not send as little as it says
+        least, most = usual_inner_steps(sections, method.inner_steps), swarm.get("max_inner_steps")
+        swarm.setdefault("min_inner_steps", min(least, most) if isinstance(most, int) else least)
     for section, values in said.items():
         for key, value in values.items():
             sections.setdefault(section, {}).setdefault(key, value)
+
+
+_MANY = 1 << 20
+"""Elements of a vector in which a codec's headers do not count."""
+
+
+def coded_bits(key: str, spec: object) -> float:
+    """Bits per parameter that the codec for what no policy names apart, as `compression` reads it, is said to take. Raises ConfigError, which names `key`."""
+    try:
+        codec = parse_policy(str(spec)).default
+    except ValueError as error:
+        raise ConfigError(f"{key} = {str(spec)[:160]!r}: {error}") from error
+    return 8 * codec.expected_nbytes(_MANY) / _MANY
 
 
 def usual_inner_steps(sections: Sections, inner_steps: int) -> int:

@@ -5,6 +5,8 @@ type.
 from collections.abc import Collection
 from difflib import get_close_matches
 
+import msgspec
+
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.versions import PROTOCOL_VERSION
 
@@ -27,6 +29,13 @@ def check_supported(key: str, value: object, only: object) -> None:
         raise ConfigError(
             f"{key} = {value!r}: not supported yet by protocol version {PROTOCOL_VERSION}, which knows only {only!r}"
         )
+
+
+def check_unused(spec: msgspec.Struct, section: str, name: str, why: str) -> None:
+    """Raise ConfigError where a field of `spec` is not its default though it would mean nothing; `why`, and what to do."""
+    value = getattr(spec, name)
+    if value != next(field.default for field in msgspec.structs.fields(spec) if field.name == name):
+        raise ConfigError(f"{section}.{name} = {value!r}: means nothing here, for {why}, or leave it out")
 
 
 def check_length(key: str, value: bytes, *allowed: int) -> None:

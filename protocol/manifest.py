@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from farflung.protocol.checks import check_length, check_range, check_supported
+from farflung.protocol.checks import check_length, check_range, check_supported, check_unused
 from farflung.protocol.errors import BadSignature, ConfigError, LocalError, Malformed, WrongSwarm, WrongVersion
 from farflung.protocol.keys import PeerId, Signer, digest, domain, short, verify
 from farflung.protocol.lap import Laps
@@ -74,8 +74,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     training, between the next two (`farflung.protocol.lap`).
     """
     min_inner_steps: int = 10
-    """The least that `auto` may choose, and what it begins with; rounded up to a multiple of the fragments. Without `auto` it means nothing, like
-    the next."""
+    """The least that `auto` may choose, and what it begins with; rounded up to a multiple of the fragments. Goes with `auto`, like the
+    next."""
     max_inner_steps: int = 500
     """The most, rounded down."""
     fragments: int | Auto = 1
@@ -83,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     (Streaming DiLoCo, arXiv 2501.18512); or `auto`, where `inner_steps` is it too: as many as make H not much longer.
     """
     max_fragments: int = 3
-    """The most that `auto` may choose, and what it begins with; it may choose what divides it. Without `auto` it means nothing."""
+    """The most that `auto` may choose, and what it begins with; it may choose what divides it. Goes with `auto`."""
     fragment_pattern: Literal["sequential", "strided"] = "sequential"
     """Layers of the same fragment: neighbours, or every P-th, so that each fragment is of all depths. Only of models that peers train whole."""
     delay_steps: int | Auto = 0
@@ -169,6 +169,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             check_range("swarm.max_inner_steps", self.max_inner_steps, self.min_inner_steps, 1 << 40)
         else:
             check_range("swarm.inner_steps", self.inner_steps, 1, self.total_steps)
+            for key in ("min_inner_steps", "max_inner_steps"):
+                check_unused(self, "swarm", key, f'inner_steps is {self.inner_steps}, which fits itself only as "auto"')
             if self.fragments == "auto":
                 raise ConfigError(
                     f'swarm.fragments = "auto": goes with swarm.inner_steps = "auto", which is {self.inner_steps}; give a number'
@@ -178,6 +180,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ConfigError(
                     f"swarm.inner_steps = {self.inner_steps}: must be a multiple of swarm.fragments = {self.fragments}"
                 )
+        if self.fragments != "auto":
+            check_unused(
+                self, "swarm", "max_fragments", f'fragments is {self.fragments}, which fits itself only as "auto"'
+            )
         if self.delay_steps != "auto":
             check_range("swarm.delay_steps", self.delay_steps, 0, self.laps.least - 1)
         check_range("inner.warmup_steps", self.inner.warmup_steps, 0, self.total_steps - 1)

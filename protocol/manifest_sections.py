@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from farflung.protocol.checks import check_length, check_one_of, check_range, check_text
+from farflung.protocol.checks import check_length, check_one_of, check_range, check_text, check_unused
 from farflung.protocol.errors import ConfigError
 from farflung.protocol.limits import MAX_HOPS, MAX_MICROBATCHES, MAX_PARAMETERS, MAX_TEXT
 
@@ -169,6 +169,10 @@ class InnerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         check_range("inner.warmup_steps", self.warmup_steps, 0, 1 << 40)
         check_one_of("inner.schedule", self.schedule, ("cosine", "wsd"))
         check_range("inner.decay_fraction", self.decay_fraction, 1e-6, 1.0)
+        if self.schedule != "wsd":
+            check_unused(
+                self, "inner", "decay_fraction", f'schedule = "{self.schedule}" has none; write schedule = "wsd"'
+            )
         check_range("inner.min_lr_ratio", self.min_lr_ratio, 0.0, 1.0)
 
 
@@ -233,6 +237,9 @@ class FeedbackSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         check_range("feedback.decay", self.decay, 0.0, 1.0)
         check_range("feedback.after_rounds", self.after_rounds, 0, 1 << 40)
+        if not self.directions:
+            for key in ("decay", "after_rounds"):
+                check_unused(self, "feedback", key, 'there is no residual; write uplink = "residual", or downlink')
 
     @property
     def directions(self) -> int:
@@ -291,6 +298,8 @@ class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"pipeline.skip = {self.skip}: leaves out none of {self.stages} stages; take 0, a larger share, or more stages"
             )
         check_range("pipeline.least_visits", self.least_visits, 0.0, 1.0)
+        if not self.skip:
+            check_unused(self, "pipeline", "least_visits", "routes that skip nothing visit each stage; set skip")
         check_one_of("pipeline.routing", self.routing, ("planned", "dynamic"))
         check_range("pipeline.swaps", self.swaps, 0, 2)
         if self.swaps and self.routing != "planned":

@@ -130,13 +130,14 @@ def _outer(choices: Choices) -> dict[str, Any]:
 def _feedback(choices: Choices, swarm: dict[str, Any]) -> dict[str, Any]:
     kept = ("kept",) if swarm["mix"] == "rebase" else ()
     uplink = choices.maybe("feedback/uplink", ("none", "residual", *kept))
-    return {
-        "uplink": uplink,
-        "downlink": choices.maybe("feedback/downlink", ("none", "residual")),
-        "decay": choices.maybe("feedback/decay", (1.0, 0.9)),
-        "last_codec": choices.maybe("feedback/last_codec", ("", "fp32", "int8")) if uplink == "kept" else "",
-        "after_rounds": choices.maybe("feedback/after_rounds", (0, 2, 10)),
-    }
+    downlink = choices.maybe("feedback/downlink", ("none", "residual"))
+    keys: dict[str, Any] = {"uplink": uplink, "downlink": downlink}
+    if "residual" in (uplink, downlink):
+        keys["decay"] = choices.maybe("feedback/decay", (1.0, 0.9))
+        keys["after_rounds"] = choices.maybe("feedback/after_rounds", (0, 2, 10))
+    if uplink == "kept":
+        keys["last_codec"] = choices.maybe("feedback/last_codec", ("", "fp32", "int8"))
+    return keys
 
 
 def _pipeline(choices: Choices, stages: int, layers: int, samples: int) -> dict[str, Any]:

@@ -12,7 +12,6 @@ of a mean, which the owners of parts code once more where there are more than tw
 contributions is mostly zeros. Added to the next mean of these elements it would come when training has made that progress again. Both synchronise three fragments in turn, and train on for as long as a round takes.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,8 +38,10 @@ class TrainingMethod:
     """In the last exchange, so that little is kept when the run is over; it comes too late for momentum, and the outer optimiser is the mean then."""
 
     def fragments_of(self, inner_steps: int | Literal["auto"]) -> int | Literal["auto"]:
-        """P for another H: the most that divide it."""
-        return "auto" if inner_steps == "auto" else math.gcd(self.fragments, inner_steps)
+        """P for another H: the most, up to the method's, that divide it."""
+        if inner_steps == "auto":
+            return "auto"
+        return max(count for count in range(1, self.fragments + 1) if inner_steps % count == 0)
 
     def sections(
         self, inner_steps: int | Literal["auto"], fragments: int | Literal["auto"], *, in_stages: bool = False

@@ -168,8 +168,8 @@ def test_laps_may_be_left_to_the_swarm(tmp_path: Path, corpus: Path) -> None:
     manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
     assert (manifest.inner_steps, manifest.fragments, manifest.delay_steps) == ("auto", "auto", "auto")
     recipe = read_recipe(manifest)
-    assert recipe.rules.laps == Laps(least=4, most=166, widths=(1, 3)) and recipe.rules.total_steps == 300
-    assert recipe.about.endswith(" M parameters, 300 steps, 1 to 75 rounds")
+    assert recipe.rules.laps == Laps(least=10, most=166, widths=(1, 3)) and recipe.rules.total_steps == 300
+    assert recipe.about.endswith(" M parameters, 300 steps, 1 to 30 rounds")
 
     coarse = dataclasses.replace(options, name="c", method="none", codec="sign(block=256)", steps=4000)
     manifest = open_manifest(daemon.create(coarse).manifest.read_bytes(), swarm=None, peer=None)

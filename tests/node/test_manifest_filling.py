@@ -74,7 +74,36 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     assert manifest.outer.lr_growth == 0.0, "somebody chose that rate"
     assert manifest.uplink_codec == "int8(block=128)" and manifest.laps == Laps(least=5, most=5)
     assert manifest.fragments == 1, "three do not divide five steps"
-    assert manifest.feedback.last_codec == "", "it might be coarser than the codec of the flag"
+    assert manifest.feedback.last_codec == "", "it is coarser than the codec of the flag"
+
+
+@pytest.mark.parametrize(("inner_steps", "fragments"), [(10, 2), (20, 2), (25, 1), (27, 3)])
+def test_as_many_fragments_as_divide_the_steps(tmp_path: Path, corpus: Path, inner_steps: int, fragments: int) -> None:
+    options = CreateOptions(name="b", data=str(corpus), steps=300, inner_steps=inner_steps, home=tmp_path, open=True)
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    assert (manifest.inner_steps, manifest.fragments) == (inner_steps, fragments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said", "last"),
+    [
+        ({"codec": "sign"}, "", "deadzone(bits=2.5)"),
+        ({"codec": "1d:fp32,topk(chunk=4096,k=64,bits=2)"}, "", "deadzone(bits=2.5)"),
+        ({"codec": "int4"}, "", ""),
+        ({}, '[swarm]\nuplink_codec = "int8"\n', "deadzone(bits=2.5)"),  # means are as coarse as ever
+        ({"codec": "sign"}, '[feedback]\nuplink = "residual"\n', ""),
+        ({"codec": "sign"}, '[feedback]\nlast_codec = "int4"\n', "int4"),
+    ],
+)
+def test_what_is_kept_is_told_in_the_end_however_coarse_the_codec(
+    tmp_path: Path, corpus: Path, flags: dict[str, Any], said: str, last: str
+) -> None:
+    (tmp_path / "c.toml").write_text(said)
+    options = CreateOptions(
+        name="b", data=str(corpus), steps=300, config=tmp_path / "c.toml", home=tmp_path, open=True, **flags
+    )
+    manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
+    assert manifest.feedback.last_codec == last
 
 
 @pytest.mark.parametrize(("name", "inner_steps"), [("default", 60), ("thrifty", 240)])
@@ -93,7 +122,12 @@ def test_laps_may_be_chosen_in_runs_of_any_length(tmp_path: Path, corpus: Path, 
     )
     manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
     assert manifest.fragments == "auto" and manifest.max_fragments == 3
-    assert manifest.laps == Laps(least=4, most=166, widths=(1, 3))
+    least = training_method(name, steps).inner_steps
+    assert manifest.laps == Laps(least=least // 3, most=166, widths=(1, 3)), "it sends as little as it says"
+    (tmp_path / "c.toml").write_text("[swarm]\nmax_inner_steps = 12\n")
+    fewer = dataclasses.replace(options, home=tmp_path / "b", config=tmp_path / "c.toml")
+    manifest = open_manifest(daemon.create(fewer).manifest.read_bytes(), swarm=None, peer=None)
+    assert manifest.laps == Laps(least=4, most=4, widths=(1, 3))
 
 
 def test_help_says_what_is_filled_in(tmp_path: Path, corpus: Path) -> None:
