@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from farflung.sims import png
 from farflung.sims.bandwidth_table import MODELS, Row, grid
 from farflung.sims.plots import WIDTH_IN
+from farflung.sims.quality_methods import DELAY_STEPS
 
 Dashes = Literal["-"] | tuple[float, Sequence[float]]
 LINES: dict[str, tuple[str, float, Dashes]] = {
@@ -19,7 +20,9 @@ LINES: dict[str, tuple[str, float, Dashes]] = {
     "streaming": ("#129a70", 1.3, (0, (4, 2))),
     "+ overlap": ("#129a70", 1.3, "-"),
     "+ fp4": ("#6551c4", 1.3, "-"),
+    f"default, {DELAY_STEPS} late": ("#2a6fd0", 2.4, (0, (3, 1.5))),
     "default": ("#2a6fd0", 2.4, "-"),
+    f"thrifty, {DELAY_STEPS} late": ("#c8323a", 2.4, (0, (3, 1.5))),
     "thrifty": ("#c8323a", 2.4, "-"),
 }
 """Method → colour, width, dashes; ours are thick."""
