@@ -44,6 +44,8 @@ def fill_method(sections: Sections, name: str) -> None:
     chosen = [coded_bits(f"swarm.{key}", swarm.get(key, ours)) for key, ours in codecs.items()]
     if feedback.get("uplink", "kept") != "kept" or min(chosen) > coded_bits("last_codec", method.last_codec):
         feedback.setdefault("last_codec", "")  # that of the method would be the coarser one
+    if "downlink_codec" in swarm and chosen[1] < coded_bits("mean_codec", method.mean_codec):
+        feedback.setdefault("downlink", "residual")  # the method's means are fine enough without
     if "optimizer" in outer:
         del said["outer"]  # its figures are for its own optimiser
     elif "lr" in outer:

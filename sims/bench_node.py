@@ -7,6 +7,7 @@ nobody has to join or to download what is the same everywhere anyway.
 
 import argparse
 import hashlib
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -72,7 +73,15 @@ def history_of(signers: Sequence[Ed25519Signer], rules: Rules) -> list[Certified
 
 
 def settings_of(
-    founder: bytes, *, numel: int, codec: Codec, peers: int, pace: Pace, patient: bool, early: bool
+    founder: bytes,
+    *,
+    cuts: tuple[int, ...],  # elements at which fragments begin and end
+    codec: Codec,  # of contributions
+    mean_codec: Codec,
+    peers: int,
+    pace: Pace,
+    patient: bool,
+    early: bool,
 ) -> Settings:
     """Rules under which a round takes everybody (`patient`) or waits for the late as nodes do, and no deadline cuts it short.
 
@@ -86,16 +95,16 @@ def settings_of(
             ahead=3 * pace.samples_per_step,
             lease=3,
             max_group=64,
-            cuts=(0, numel),
+            cuts=cuts,
             laps=pace.laps if early else replace(pace.laps, delay=0),
             total_steps=pace.total_steps,
             tokens_per_sample=pace.tokens_per_sample,
         ),
         step_tokens=pace.step_tokens,
-        align=codec.block,
+        align=math.lcm(codec.block, mean_codec.block),
         uplink=codec.spec,
-        downlink=codec.spec,
-        bytes_per_element=codec.max_nbytes(1 << 20) / (1 << 20),
+        downlink=mean_codec.spec,
+        bytes_per_element=max(one.max_nbytes(1 << 20) for one in (codec, mean_codec)) / (1 << 20),
         min_contributors=peers if patient else 1,
         min_round_s=60.0 if patient else 1.0,
         max_round_s=600.0,
@@ -170,12 +179,15 @@ async def make_node(
     early: bool = True,
 ) -> Node:
     """Start an engine and put a node on it. The caller closes the engine, or has it closed by `Node.take_part`."""
-    rank, host, codec = arguments.rank, arguments.host, parse_codec(arguments.codec)
+    rank, host, numel, parts = arguments.rank, arguments.host, learner.num_parameters, arguments.fragments
+    codec, mean_codec = (parse_codec(spec) for spec in (arguments.codec, arguments.mean_codec or arguments.codec))
+    align = math.lcm(codec.block, mean_codec.block)
     pace = Pace(
         laps=Laps.fixed(arguments.steps, arguments.delay),
         samples_per_step=arguments.batch,
         tokens_per_sample=tokens_per_sample,
-        total_steps=arguments.steps * (1 + arguments.rounds),
+        # the last round of a run moves all fragments: it is one that nobody looks at
+        total_steps=arguments.steps * (1 + arguments.rounds + (parts > 1)),
     )
     await doors.side.run(kernels.prepare, resolve_paths().cache / "kernels")
     freeze_imports()
@@ -192,8 +204,9 @@ async def make_node(
     engine = await Engine.create(identity, config)
     settings = settings_of(
         signers[0].peer_id,
-        numel=learner.num_parameters,
+        cuts=(*range(0, max(1, numel - align), -(-numel // (parts * align)) * align), numel),
         codec=codec,
+        mean_codec=mean_codec,
         peers=len(signers),
         pace=pace,
         patient=patient,
@@ -202,8 +215,9 @@ async def make_node(
     history = history_of(signers, settings.rules)
     storage = BenchStorage(folder / "swarm", history[-1].commit.height)
     log = EventLog(folder / "events.jsonl", swarm="bench", peer=identity.public_key.hex())
-    flat = uniform(codec, learner.num_parameters)
-    terms = Terms(settings=settings, pace=pace, uplink=flat, downlink=flat, feedback=FeedbackSpec(), outer=OUTER)
+    up, down = uniform(codec, numel), uniform(mean_codec, numel)
+    feedback = FeedbackSpec(uplink="kept" if arguments.kept else "none")
+    terms = Terms(settings=settings, pace=pace, uplink=up, downlink=down, feedback=feedback, outer=OUTER)
     facilities = Facilities(
         network=engine,
         signer=signers[rank],

@@ -82,8 +82,25 @@ class Method:
 
     name: str
     codec: str
-    """Of contributions and means; empty: fp32 gradients in every step."""
-    delay_steps: int = 0
+    """Of contributions, and of means where there is no other; empty: fp32 gradients in every step."""
+    mean_codec: str = ""
+    inner_steps: int
+    """H."""
+    fragments: int = 1
+    kept: bool = False
+    """What the codec leaves out stays with the sender."""
+    overlaps: bool = True
+    """Training goes on until the next round is due."""
+
+    @property
+    def lap(self) -> int:
+        """Steps from a round to the next."""
+        return self.inner_steps // self.fragments
+
+    @property
+    def delay_steps(self) -> int:
+        """tau, at most."""
+        return self.lap - 1 if self.overlaps else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,9 +152,11 @@ def measure_overlap(
             kind = "member" if method.codec else "parallel"
             arguments = [kind, "--rank", str(rank), "--peers", str(task.peers), "--contact", *contact]
             arguments += ["--rounds", str(task.rounds), "--preset", task.preset, "--batch", str(task.batch)]
-            arguments += ["--steps", str(task.inner_steps)]
+            arguments += ["--steps", str(method.lap)]
             if method.codec:
                 arguments += ["--codec", method.codec, "--delay", str(method.delay_steps)]
+                arguments += ["--mean-codec", method.mean_codec, "--fragments", str(method.fragments)]
+                arguments += ["--kept"] if method.kept else []
                 arguments += ["--host", net.hosts[rank].address, "--up-mbit", str(UP_CAP * mbit_s)]
             return start(arguments, partial(net.popen, net.hosts[rank]))
 
@@ -225,7 +244,7 @@ def _figures(
         mbit_s=mbit_s,
         peers=len(results),
         parameters=parameters,
-        inner_steps=task.inner_steps if method.codec else 1,
+        inner_steps=method.inner_steps if method.codec else 1,
         delay_steps=method.delay_steps,
         utilisation=median(lambda p: p.busy_s / p.wall_s),
         utilisation_at_calm_speed=median(lambda p: p.steps * p.step_s_calm / p.wall_s),
@@ -242,13 +261,20 @@ def _figures(
 
 
 def methods_of(inner_steps: int) -> tuple[Method, ...]:
-    """Ours, with the codec that the baselines' nodes have too and with that of the method `default`, and what it is to be
-    compared with; the last one is what bytes are compared with."""
+    """Ours, with codec and H of the baselines' nodes, and as the method `default` has it in short runs; and what it is to be compared with; the last one is what bytes are compared
+    with."""
     return (
-        Method(name=OURS, codec="int8(block=128)", delay_steps=inner_steps - 1),
-        Method(name=f"{OURS}, default's codec", codec=DEFAULT.codec, delay_steps=inner_steps - 1),
-        Method(name="blocking DiLoCo", codec="int8(block=128)"),
-        Method(name="data-parallel", codec=""),
+        Method(name=OURS, codec="int8(block=128)", inner_steps=inner_steps),
+        Method(
+            name=f"{OURS}, default",
+            codec=DEFAULT.codec,
+            mean_codec=DEFAULT.mean_codec,
+            inner_steps=DEFAULT.inner_steps,
+            fragments=DEFAULT.fragments,
+            kept=True,
+        ),
+        Method(name="blocking DiLoCo", codec="int8(block=128)", inner_steps=inner_steps, overlaps=False),
+        Method(name="data-parallel", codec="", inner_steps=inner_steps),
     )
 
 
@@ -305,8 +331,8 @@ def _show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         return
     first = rows[0]
     table = Table(
-        title=f"{first['peers']} peers train {first['parameters'] / 1e6:.1f} M parameters, a round every "
-        f"{first['inner_steps']} steps, 100 ms round trip",
+        title=f"{first['peers']} peers train {first['parameters'] / 1e6:.1f} M parameters, H = {first['inner_steps']}, "
+        f"of `default` {DEFAULT.inner_steps} with {DEFAULT.fragments} fragments; 100 ms round trip",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

@@ -327,6 +327,10 @@ def main() -> None:
     for replica in (member, paced):
         replica.add_argument("--delay", type=int, required=True)
         replica.add_argument("--codec", required=True)
+    member.add_argument("--mean-codec", default="", help="of means; empty: that of contributions")
+    member.add_argument("--fragments", type=int, default=1)
+    member.add_argument("--kept", action="store_true")
+    parser.set_defaults(mean_codec="", fragments=1, kept=False)
     paced.add_argument("--step-s", type=float, required=True)
     paced.add_argument("--equal-steps", action="store_true")
     lone, loop = (kinds.add_parser(kind) for kind in ("node", "loop"))

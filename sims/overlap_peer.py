@@ -84,23 +84,25 @@ async def run_member(arguments: argparse.Namespace, folder: Path, say: Say, hear
     learner.meter = meter = Meter()
     node = await make_node(arguments, folder, doors, learner, tokens_per_sample=replica.model.config.seq_len)
     calm: list[int] = []  # steps trained when a round was planned
+    measured = 1 + arguments.rounds
 
     def watch(event: Event) -> None:
         if event["event"] == "round.plan":
             calm.append(len(meter.steps))
         elif event["event"] == "round.commit":
             meter.mark()
-            say(round=event["version"])
+            if len(meter.marks) <= measured:
+                say(round=event["version"])
 
     events = await node.take_part(watch, say, hear, parameters=replica.num_parameters)
     commits = [e for e in events if e["event"] == "round.commit"]
     since = events[events.index(commits[0]) :]  # in the warm-up peers may not have heard of each other yet
     say(
         steps=meter.steps,
-        marks=meter.marks,
+        marks=meter.marks[:measured],
         calm=calm[0],
         digests=[e["digest"] for e in commits],
-        round_s=[e["seconds"] for e in commits],
+        round_s=[e["seconds"] for e in commits[:measured]],
         said=odd_events(since) + [_lack(e, arguments.peers) for e in commits if _lack(e, arguments.peers)],
     )
 

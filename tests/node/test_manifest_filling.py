@@ -104,6 +104,8 @@ def test_what_is_kept_is_told_in_the_end_however_coarse_the_codec(
     )
     manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
     assert manifest.feedback.last_codec == last
+    coarse = "sign" in manifest.downlink_codec or "topk" in manifest.downlink_codec
+    assert manifest.feedback.downlink == ("residual" if coarse else "none")
 
 
 @pytest.mark.parametrize(("name", "inner_steps"), [("default", 60), ("thrifty", 240)])
