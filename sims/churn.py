@@ -5,7 +5,6 @@ below 1 have a falling hazard: many short visits, a few that last; with shape 1 
 mean = scale Γ(1 + 1/shape).
 """
 
-import csv
 import math
 import random
 from collections.abc import Iterator
@@ -31,7 +30,9 @@ from farflung.sims.faults import (
     Window,
     put_right,
 )
-from farflung.sims.scenario import REJOIN_S, Happening, Lasting, PeerClass, Scenario
+from farflung.sims.happenings import REJOIN_S, Happening
+from farflung.sims.scenario import Lasting, PeerClass, Scenario
+from farflung.sims.traces import read_trace
 from farflung.sims.wishes import Wish, grant
 
 RESET_SHARE = 0.7
@@ -52,9 +53,11 @@ def make_schedule(scenario: Scenario, seed: int, folder: Path) -> Schedule:
         wanted += _scripted(scenario, happening, random.Random(f"{seed}/happening/{position}"))
     faults = grant(sorted(wanted, key=lambda wish: wish.fault.at))
     if scenario.calm_s:
-        faults = _calmed(faults, scenario.duration_s - scenario.calm_s)
+        faults = _calmed(faults, scenario.latest_s, scenario.duration_s - scenario.calm_s)
     if not any(isinstance(fault, Start) for fault in faults):
-        raise ConfigError("no peer ever joins: give join_s before duration_s")
+        raise ConfigError(
+            f"nobody joins within {scenario.latest_s:g} s: give some peers an earlier join_s, or a session that begins earlier in their trace"
+        )
     return Schedule(num_peers=scenario.num_peers, duration_s=scenario.duration_s, faults=faults)
 
 
@@ -75,26 +78,9 @@ def _drawn(peer_class: PeerClass, rng: random.Random) -> Iterator[tuple[float, f
 
 def _traced(file: Path, index: int) -> Iterator[tuple[float, float]]:
     """Sessions of the trace's host number `index`, in the order in which hosts first appear; hosts are used again when there are too few."""
-    rows = []
-    try:
-        with file.open(newline="", encoding="utf-8") as text:
-            lines = csv.DictReader(text)
-            for row in lines:
-                start, end = float(row["start_s"]), float(row["end_s"])
-                if not 0.0 <= start < end:
-                    raise ConfigError(
-                        f"trace {file}, line {lines.line_num}: {start:g} to {end:g}: give seconds from 0 on, the end after the start"
-                    )
-                rows.append((start, end, row["host"]))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"trace {file}: {error!r}; it must be a CSV file with the header start_s,end_s,host"
-        ) from error
-    hosts = list(dict.fromkeys(host for _, _, host in rows))
-    if not hosts:
-        raise ConfigError(f"trace {file} has no sessions")
+    hosts = read_trace(file)
     now = -math.inf
-    for start, end, _ in sorted(row for row in rows if row[2] == hosts[index % len(hosts)]):
+    for start, end in hosts[index % len(hosts)]:
         start = max(start, now + REJOIN_S)
         if start < end:
             yield start, end
@@ -162,11 +148,11 @@ def _scripted(scenario: Scenario, what: Happening, rng: random.Random) -> Iterat
             yield from (Wish(Skew(at=at, peer=peer, ahead_s=what.seconds)) for peer in peers)
 
 
-def _calmed(faults: tuple[Fault, ...], at: float) -> tuple[Fault, ...]:
-    """Those that happen long enough before a moment for whoever went to be back then, and what puts all of it right."""
+def _calmed(faults: tuple[Fault, ...], latest_s: float, at: float) -> tuple[Fault, ...]:
+    """Those that happen no later than `latest_s`, so that whoever went can be back at a moment after that, and what puts all of it right then."""
     left = [
         replace(fault, until=min(fault.until, at)) if isinstance(fault, Window) else fault
         for fault in faults
-        if fault.at <= at - REJOIN_S
+        if fault.at <= latest_s
     ]
     return (*left, *put_right(left, at))

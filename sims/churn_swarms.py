@@ -19,7 +19,8 @@ from farflung.node.events import Event
 from farflung.protocol.keys import Ed25519Signer
 from farflung.sims.bench_workers import BenchError
 from farflung.sims.churn import make_schedule
-from farflung.sims.scenario import SHIPPED, Happening, PeerClass, Scenario
+from farflung.sims.happenings import Happening
+from farflung.sims.scenario import SHIPPED, PeerClass, Scenario
 from farflung.sims.scenario_plan import key_seeds, prepare, read_scenario
 from farflung.sims.simulation import Plan, simulate
 from farflung.sims.swarm import Swarm

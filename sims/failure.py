@@ -20,7 +20,8 @@ import msgspec
 
 from farflung.protocol.errors import ConfigError
 from farflung.sims.faults import Fault, Schedule, Start, Window, put_right
-from farflung.sims.scenario import REJOIN_S, Scenario
+from farflung.sims.happenings import REJOIN_S
+from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_run import AnyPlan, plan_scenario, simulate_any
 from farflung.sims.simulation import Report
 

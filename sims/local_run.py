@@ -101,7 +101,7 @@ def shortened(scenario: Scenario, minutes: float | None) -> Scenario:
     """The same for at most so long; what would happen later does not. Raises ConfigError."""
     if minutes is None or scenario.duration_s <= 60.0 * minutes:
         return scenario
-    happenings = tuple(happening for happening in scenario.happenings if happening.at <= 60.0 * minutes)
+    happenings = tuple(happening for happening in scenario.happenings if happening.at < 60.0 * minutes)
     return msgspec.structs.replace(scenario, duration_s=60.0 * minutes, calm_s=0.0, happenings=happenings)
 
 

@@ -18,7 +18,9 @@ from farflung.protocol.limits import MAX_TEXT, MAX_TOML_CHARS
 from farflung.sims import regions
 from farflung.sims.attacks import Attack
 from farflung.sims.costs import Costs
+from farflung.sims.happenings import MAX_SECONDS, REJOIN_S, Happening, given
 from farflung.sims.nat import Nat
+from farflung.sims.traces import read_trace
 
 SHIPPED = Path(__file__).parent / "scenarios"
 """Scenarios that come with farflung."""
@@ -27,10 +29,6 @@ SAYS_GOODBYE = 0.3
 """Share of sessions that end with a goodbye, where nobody says another."""
 
 MAX_PEERS = 10_000
-MAX_SECONDS = 30 * 86_400.0
-
-REJOIN_S = 8.0
-"""Nobody comes back sooner: a process takes a while to end and to start."""
 
 
 class Lasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,71 +133,6 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         check_range("clock_skew_s", self.clock_skew_s, 0.0, 3600.0)
 
 
-What = Literal[
-    "kill", "power", "leave", "join", "pause", "partition", "apart", "slow", "delay", "drop", "duplicate", "skew"
-]
-
-TAKES: dict[What, tuple[str, ...]] = {
-    "kill": ("peers", "share", "for_s"),
-    "power": ("peers", "share", "for_s"),
-    "leave": ("peers", "share", "for_s"),
-    "join": ("peers", "share"),
-    "pause": ("peers", "share", "for_s"),
-    "partition": ("peers", "share", "for_s"),
-    "apart": ("peers", "share", "for_s"),
-    "slow": ("peers", "share", "for_s", "factor"),
-    "delay": ("peers", "share", "for_s", "seconds"),
-    "drop": ("for_s", "probability"),
-    "duplicate": ("for_s", "probability"),
-    "skew": ("peers", "share", "seconds"),
-}
-"""Keys of each happening beside `at` and `what`."""
-
-
-class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something scripted. What cannot happen, such as killing who is away, does not."""
-
-    at: float
-    what: What
-    peers: tuple[str, ...] = ()
-    """Whom: `class`, `class/3` (counted from 0) or `region:Iowa`. For a partition, those on one side of it; for `apart`, those that do not reach each other."""
-    share: float = 1.0
-    """Of them, drawn by the seed."""
-    for_s: float | None = None
-    """How long; whoever was killed, left or paused comes back then. None: for good. A `join` and a `skew` do not end."""
-    factor: float = 4.0
-    """`slow`: how many times as long everything takes."""
-    probability: float = 0.3
-    """`drop`, `duplicate`: of control messages, everybody's."""
-    seconds: float = 1.0
-    """`delay`: what is added to each way; `skew`: how far clocks are ahead."""
-
-    def __post_init__(self) -> None:
-        self.check_given(given(self))
-        check_range("at", self.at, 0.0, MAX_SECONDS)
-        check_range("share", self.share, 0.0, 1.0)
-        check_range("for_s", 1.0 if self.for_s is None else self.for_s, 0.1, MAX_SECONDS)
-        if self.what in ("kill", "power", "leave") and self.for_s is not None and self.for_s < REJOIN_S:
-            raise ConfigError(
-                f"{self.what} with for_s = {self.for_s:g}: a process takes {REJOIN_S:g} s to end and to start again; give {REJOIN_S:g} or more, or "
-                'what = "pause", which may be as short as it likes'
-            )
-        check_range("factor", self.factor, 0.01, 1000.0)
-        check_range("probability", self.probability, 0.0, 1.0)
-        check_range("seconds", self.seconds, -3600.0 if self.what == "skew" else 0.0, 3600.0)
-        if not self.peers and "peers" in TAKES[self.what] and self.what != "delay":
-            raise ConfigError(f"{self.what} without peers: say whom, as in peers = ['home/0']")
-
-    def check_given(self, keys: Iterable[str]) -> None:
-        """Refuse what somebody wrote to no effect. Raises ConfigError."""
-        takes = TAKES[self.what]
-        for key in keys:
-            if key not in ("at", "what", *takes):
-                raise ConfigError(f"{self.what} with {key}: it takes {', '.join(takes)}; leave {key} out")
-            if key == "share" and not self.peers:
-                raise ConfigError("share without peers: say of whom, as in peers = ['home'], or leave it out")
-
-
 class Expect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What makes a run pass. No violation of an invariant is always expected."""
 
@@ -253,6 +186,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_text("about", self.about, MAX_TEXT)
         check_range("duration_s", self.duration_s, 10.0, MAX_SECONDS)
         check_range("calm_s", self.calm_s, 0.0, self.duration_s)
+        if self.latest_s < 0.0:
+            raise ConfigError(
+                f"calm_s = {self.calm_s:g}: nobody joins later than {REJOIN_S:g} s before it begins, so nobody ever would; give at most "
+                f"duration_s - {REJOIN_S:g} = {self.duration_s - REJOIN_S:g}"
+            )
         check_range("seed", self.seed, 0, 1 << 53)
         check_range("peers: all counts together", sum(c.count for c in self.peers), 1, MAX_PEERS)
         names = [c.name for c in self.peers]
@@ -287,23 +225,69 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"expect.min_members = {self.expect.min_members}: there are {self.num_peers} peers; lower it, or raise peers.count"
             )
         for number, happening in enumerate(self.happenings):
-            if happening.at > self.duration_s:
+            if self._is_too_late(happening.at):
                 raise ConfigError(
-                    f"happenings[{number}].at = {happening.at}: after the end; raise duration_s = {self.duration_s}"
+                    f"happenings[{number}].at = {happening.at:g}: {self._too_late}, so that it never happens; lower it, or {self._longer}"
                 )
             if why := self.is_idle(happening):
                 raise ConfigError(f"happenings[{number}]: {why}")
 
+    @property
+    def latest_s(self) -> float:
+        """Nothing begins later: with a calm, so that whoever went before can be back when that begins."""
+        return self.duration_s - (self.calm_s + REJOIN_S if self.calm_s else 0.0)
+
+    def _is_too_late(self, at: float) -> bool:
+        """Whether nothing comes of what would begin then."""
+        return at > self.latest_s or at >= self.duration_s
+
+    @property
+    def _too_late(self) -> str:
+        """Why, as a part of a sentence."""
+        return f"later than {REJOIN_S:g} s before the calm" if self.calm_s else "not before the end"
+
+    @property
+    def _longer(self) -> str:
+        """What to do about it, likewise."""
+        return f"raise duration_s = {self.duration_s:g}" + (
+            f" or lower calm_s = {self.calm_s:g}" if self.calm_s else ""
+        )
+
     def check_joins(self) -> None:
-        """Refuse peers that are written down and never there. Raises ConfigError."""
-        called = {peer for one in self.happenings if one.what == "join" for peer in self.everybody(one)}
+        """Refuse peers that are written down and never there, or with a calm may not be. Raises ConfigError."""
+        called = self._called
         for number, peer_class in enumerate(self.peers):
-            joins_late = not peer_class.trace and peer_class.join_s[0] >= self.duration_s
-            if joins_late and called.isdisjoint(self.select(peer_class.name)):
+            first_s, last_s = peer_class.join_s
+            is_late = self._is_too_late(last_s if self.calm_s else first_s)
+            if is_late and not peer_class.trace and called.isdisjoint(self.select(peer_class.name)):
+                who = f"no {peer_class.name!r} is ever"
+                if not self._is_too_late(first_s):
+                    who = f"some {peer_class.name!r} may never be"
                 raise ConfigError(
-                    f"peers[{number}].join_s = {list(peer_class.join_s)}: after the end, so that no {peer_class.name!r} is ever there; lower it, raise "
-                    f'duration_s = {self.duration_s:g}, or let a happening with what = "join" bring them'
+                    f"peers[{number}].join_s = {list(peer_class.join_s)}: {self._too_late}, so that {who} there; lower it, {self._longer}, or let a "
+                    'happening with what = "join" bring them'
                 )
+
+    def check_traces(self, folder: Path) -> None:
+        """The same of those who live as hosts of traces do, which lie in `folder`. Raises ConfigError."""
+        called = self._called
+        for peer_class in self.peers:
+            if not peer_class.trace:
+                continue
+            file = folder / peer_class.trace
+            hosts = read_trace(file)
+            for index, number in enumerate(self.select(peer_class.name)):
+                first_s, _ = hosts[index % len(hosts)][0]
+                if self._is_too_late(first_s) and number not in called:
+                    raise ConfigError(
+                        f"trace {file}: the first session of the host of '{peer_class.name}/{index}' begins at {first_s:g} s, {self._too_late}, so that it is "
+                        f"never there; give it an earlier one, {self._longer}, or lower peers.count"
+                    )
+
+    @property
+    def _called(self) -> set[int]:
+        """Numbers of the peers that a happening brings."""
+        return {peer for one in self.happenings if one.what == "join" for peer in self.everybody(one)}
 
     @property
     def stages(self) -> int:
@@ -357,11 +341,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return found
 
 
-def given(part: PeerClass | Happening | Expect) -> list[str]:
-    """Keys that are not as they are by default."""
-    return [field.name for field in msgspec.structs.fields(part) if getattr(part, field.name) != field.default]
-
-
 def shipped() -> list[str]:
     """Names of the scenarios that come with farflung."""
     return sorted(file.stem for file in SHIPPED.glob("*.toml"))
@@ -386,9 +365,11 @@ def load_scenario(path: Path) -> Scenario:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the scenario {path}: {error}") from error
     try:
-        return parse_scenario(text, name=path.stem)
+        scenario = parse_scenario(text, name=path.stem)
+        scenario.check_traces(path.parent)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    return scenario
 
 
 def parse_scenario(text: str, *, name: str) -> Scenario:

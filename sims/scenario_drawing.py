@@ -14,9 +14,10 @@ from farflung.sims import regions
 from farflung.sims.attacks import Attack
 from farflung.sims.choices import Choices
 from farflung.sims.costs import Costs
+from farflung.sims.happenings import REJOIN_S, Happening, What
 from farflung.sims.manifest_drawing import Kind, Sections, draw_manifest
 from farflung.sims.nat import Nat
-from farflung.sims.scenario import REJOIN_S, SAYS_GOODBYE, Happening, Lasting, Network, PeerClass, Scenario, What
+from farflung.sims.scenario import SAYS_GOODBYE, Lasting, Network, PeerClass, Scenario
 
 KINDS: tuple[Kind, ...] = ("cost",) * 5 + ("real",) * 2 + ("pipeline",) * 3
 """As often as they are drawn: what trains takes ten times as long to play, and what is broken in the protocol shows without."""
@@ -76,7 +77,8 @@ def draw_scenario(seed: int, choices: Choices) -> Scenario:
     kind = KINDS[choices.below("kind", len(KINDS))]
     manifest = draw_manifest(choices, kind)
     peers = _peers(choices, kind, manifest, size)
-    happenings, busy_s = _happenings(choices, peers, size)
+    happenings, over_s = _happenings(choices, peers, size)
+    busy_s = max(over_s, max(one.join_s[1] for one in peers))  # with a calm nobody may join later
     calm_s = 0.0
     if choices.chance("calm", 0.8):
         longest_s = manifest["swarm"]["max_round_s"]

@@ -7,8 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from farflung.sims.happenings import given
 from farflung.sims.pipeline_recoveries import Recovered
-from farflung.sims.scenario import Scenario, given
+from farflung.sims.scenario import Scenario
 from farflung.sims.simulation import Report
 
 Result = dict[str, Any]

@@ -11,7 +11,8 @@ from tests.sims.test_scenario import BASE, scenario, scripted
 from farflung.protocol.errors import ConfigError
 from farflung.sims.churn import make_schedule
 from farflung.sims.faults import Delay, Heal, Kill, Leave, Partition, Pause, Presence, Resume, Slow, Start
-from farflung.sims.scenario import Lasting
+from farflung.sims.local_run import shortened
+from farflung.sims.scenario import Lasting, load_scenario
 from farflung.sims.scenario_plan import prepare
 
 
@@ -143,7 +144,7 @@ def test_partitions_that_are_open_together_end_each_by_itself() -> None:
 
 
 def test_before_the_calm_all_is_put_right_and_nothing_happens_in_it() -> None:
-    """Whoever was there is back, also who left; a window that would reach into it ends, and what would be later does not happen."""
+    """Whoever was there is back, also who left; a window that would reach into it ends, and sessions go on that would end later."""
     made = scenario(
         """
 session = { mean_s = 100.0 }
@@ -164,7 +165,7 @@ at = 360.0
 what = "leave"
 peers = ["home/1"]
 [[happenings]]
-at = 395.0
+at = 392.0
 what = "kill"
 peers = ["home"]
 """,
@@ -175,11 +176,47 @@ peers = ["home"]
     for fault in faults:
         presence.happen(fault)
     assert sorted(presence.running) == [0, 1, 2, 3, 4] and not presence.paused and not presence.partitions
-    assert max(fault.at for fault in faults if not isinstance(fault, Heal | Resume | Start)) == 360.0
+    assert max(fault.at for fault in faults if not isinstance(fault, Heal | Resume | Start)) == 392.0
     assert max(fault.at for fault in faults) == 400.0
     assert [fault.until for fault in faults if isinstance(fault, Delay)] == [400.0]
     plan = prepare(made, 3, make_schedule(made, 3, Path())).plan
     assert (plan.schedule.duration_s, plan.calm_s) == (550.0, 150.0), "the last third of a plan's calm comes after it"
+
+
+CALM = BASE.replace("duration_s = 600.0", "duration_s = 600.0\ncalm_s = 200.0")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            "join_s = [300.0, 392.5]",
+            r"peers\[1\]\.join_s = .*: later than 8 s before the calm, so that some 'lab' may never be",
+        ),
+        ("join_s = [393.0, 400.0]", "so that no 'lab' is ever there; .* or lower calm_s = 200, or let a happening"),
+        (
+            scripted(393.0, "kill"),
+            r"happenings\[0\]\.at = 393: later than 8 s before the calm, so that it never happens",
+        ),
+    ],
+)
+def test_what_comes_too_late_before_a_calm_is_refused(more: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        scenario(more, base=CALM)
+
+
+def test_whoever_may_join_before_a_calm_does() -> None:
+    """Also at the last moment; or else by a happening."""
+    for more in ("join_s = [392.0, 392.0]\n", "join_s = [500.0, 600.0]\n" + scripted(392.0, "join", "lab")):
+        faults = make_schedule(scenario(more, base=CALM), 0, Path()).faults
+        assert [fault.at for fault in faults if isinstance(fault, Start)] == [0.0] * 3 + [392.0] * 2
+
+
+def test_a_calm_leaves_time_for_somebody_to_join() -> None:
+    with pytest.raises(ConfigError, match=r"calm_s = 600: nobody joins later .*; give at most duration_s - 8 = 592"):
+        scenario(base=CALM.replace("200.0", "600.0"))
+    whole = scenario(base=CALM.replace("200.0", "592.0"))
+    assert {fault.at for fault in make_schedule(whole, 0, Path()).faults} == {0.0}
 
 
 @settings(max_examples=40, deadline=None)
@@ -228,6 +265,25 @@ def test_a_trace_is_lived_as_it_was_recorded(tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text(f"start_s,end_s,host\n0,9,h\n{line}\n")
         with pytest.raises(ConfigError, match=r"t\.csv, line 3: .*the end after the start"):
             make_schedule(made, 0, tmp_path)
+    (tmp_path / "t.csv").write_text(f"start_s,end_s,host\n0,9,{'h' * 200_000}\n")
+    with pytest.raises(ConfigError, match="field larger than field limit"):
+        make_schedule(made, 0, tmp_path)
     (tmp_path / "t.csv").write_text("from,to\n1,2\n")
     with pytest.raises(ConfigError, match="start_s,end_s,host"):
         make_schedule(made, 0, tmp_path)
+
+
+@pytest.mark.parametrize(("calm_s", "begins"), [(0.0, 600.0), (200.0, 393.0)])
+def test_a_host_of_a_trace_that_comes_too_late_is_refused(calm_s: float, begins: float, tmp_path: Path) -> None:
+    """But for one that a happening brings, or where only a part of the file is played."""
+    file, trace = tmp_path / "mine.toml", tmp_path / "t.csv"
+    text = BASE.replace("600.0", f"600.0\ncalm_s = {calm_s}") + 'trace = "t.csv"\n'
+    file.write_text(text)
+    trace.write_text(f"start_s,end_s,host\n0,100,a\n{begins},900,b\n")
+    with pytest.raises(ConfigError, match=rf"host of 'lab/1' begins at {begins:g} s, .*so that it is never there"):
+        load_scenario(file)
+    file.write_text(text + scripted(50.0, "join", "lab/1"))
+    load_scenario(file)
+    file.write_text(text)
+    trace.write_text(f"start_s,end_s,host\n0,100,a\n{begins - 1.0},900,b\n")
+    assert shortened(load_scenario(file), minutes=1.0).duration_s == 60.0

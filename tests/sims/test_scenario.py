@@ -14,11 +14,10 @@ from farflung.sims import regions
 from farflung.sims.churn import make_schedule
 from farflung.sims.costs import PASSES, PRICED, TIMED
 from farflung.sims.faults import Skew, Start
+from farflung.sims.happenings import TAKES, What
 from farflung.sims.scenario import (
     SHIPPED,
-    TAKES,
     Scenario,
-    What,
     find_scenario,
     load_scenario,
     parse_scenario,
@@ -132,12 +131,25 @@ def test_shipped_scenarios_are_sound(name: str) -> None:
         (happens("kill", '"lab"', "share = 0.1"), "happenings[0]: share = 0.1 of 2 is nobody"),
         (happens("partition", '"home", "lab"'), "happenings[0]: partition with all peers on one side"),
         (happens("apart", '"lab/0"'), "happenings[0]: apart with one peer"),
+        (happens("slow", '"lab"', "factor = 1.0"), "happenings[0]: slow with factor = 1 does nothing"),
+        (happens("delay", '"lab"', "seconds = 0.0"), "happenings[0]: delay with seconds = 0 does nothing"),
+        *(
+            (
+                f'[[happenings]]\nat = 3.0\nwhat = "{what}"\nprobability = 0.0',
+                f"{what} with probability = 0 does nothing",
+            )
+            for what in ("drop", "duplicate")
+        ),
+        ('[[happenings]]\nat = 600.0\nwhat = "drop"', "happenings[0].at = 600: not before the end, so that it never"),
         (happens("apart", '"lab"', "share = 0.5"), "happenings[0]: apart with one peer"),
         *(
             (happens(what, '"lab"', "for_s = 1.0"), f"happenings[0]: {what} with for_s = 1: a process takes 8 s to end")
             for what in ("kill", "power", "leave")
         ),
-        ("join_s = [600.0, 700.0]", "peers[1].join_s = [600.0, 700.0]: after the end, so that no 'lab' is ever there"),
+        (
+            "join_s = [600.0, 700.0]",
+            "peers[1].join_s = [600.0, 700.0]: not before the end, so that no 'lab' is ever there",
+        ),
         ("[expect]\nmin_members = 6", "expect.min_members = 6: there are 5 peers; lower it, or raise peers.count"),
         (
             '[manifest.data]\nspec = "text:no-file"',
@@ -172,7 +184,7 @@ def test_what_is_wrong_is_named_with_a_remedy(more: str, said: str) -> None:
     ],
 )
 def test_manifests_that_cannot_be_are_refused(old: str, new: str, said: str) -> None:
-    made = scenario(base=BASE.replace(old, new))
+    made = scenario(base=BASE.replace(old, new, 1))
     with pytest.raises(ConfigError) as refused:
         prepare(made, 0, make_schedule(made, 0, Path()))
     assert said in str(refused.value)
