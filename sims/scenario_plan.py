@@ -35,7 +35,7 @@ from farflung.protocol.limits import CHUNK_BYTES
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.protocol.manifest_toml import check_keys, manifest_from_sections
-from farflung.protocol.settings import FAST_BYTES_PER_S
+from farflung.protocol.settings import FAST_BYTES_PER_S, Settings
 from farflung.sims import regions
 from farflung.sims.faults import Schedule
 from farflung.sims.learners import CostLearner, ReplicaLearner
@@ -122,6 +122,7 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
         latency_s, bytes_per_s = regions.between(where[a], where[b])
         return latency_s, bytes_per_s / scale.byte_means
 
+    _check_calm(scenario, outfit.terms.settings)
     plan = Plan(
         seed=seed,
         schedule=until_judged(scenario, schedule),
@@ -133,6 +134,20 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
         known_means=known_means(outfit.terms),
     )
     return Prepared(plan, scale.byte_means)
+
+
+def _check_calm(scenario: Scenario, settings: Settings) -> None:
+    """Refuse a calm in whose last part even a swarm that is well may have no round: a lap of the slowest may be longer. Raises ConfigError."""
+    laps = settings.rules.laps
+    steps = laps.most * max(laps.widths)
+    step_s = settings.step_tokens / min(peer_class.tokens_per_s for peer_class in scenario.peers)
+    least_s = (steps * step_s + settings.min_round_s) / (1.0 - CALM_PLAYED)
+    if 0.0 < scenario.calm_s < least_s:
+        raise ConfigError(
+            f"calm_s = {scenario.calm_s:g}: a round has to fall into its last quarter, and from one to the next the slowest peers may take {steps} steps of "
+            f"{step_s:.3g} s, and swarm.min_round_s = {settings.min_round_s:g}; give {math.ceil(least_s)} or more, or fewer "
+            f"manifest.swarm.{'inner_steps' if laps.least == laps.most else 'max_inner_steps'}"
+        )
 
 
 def until_judged(scenario: Scenario, schedule: Schedule) -> Schedule:

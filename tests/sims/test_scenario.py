@@ -190,6 +190,31 @@ def test_manifests_that_cannot_be_are_refused(old: str, new: str, said: str) -> 
     assert said in str(refused.value)
 
 
+CALM = BASE.replace("duration_s = 600.0", 'duration_s = 160.0\nmethod = "none"\ncalm_s = {calm_s}').replace(
+    "inner_steps = 4", "batch_tokens = 512\ninner_steps = {inner_steps}"
+)
+"""Steps of 0.512 s of the slowest, and rounds of `min_round_s` = 5."""
+
+
+@pytest.mark.parametrize(
+    ("inner_steps", "least_s", "key"),
+    [
+        ("20", 61.0, "inner_steps"),
+        ("20\nfragments = 4", 31.0, "inner_steps"),
+        ('"auto"\nmin_inner_steps = 4\nmax_inner_steps = 30', 82.0, "max_inner_steps"),
+    ],
+    ids=["fixed", "fragments", "chosen"],
+)
+def test_a_calm_is_so_long_that_its_last_quarter_has_a_round(inner_steps: str, least_s: float, key: str) -> None:
+    """Or a swarm that is well would be called broken."""
+    short, long = (
+        scenario(base=CALM.format(inner_steps=inner_steps, calm_s=calm_s)) for calm_s in (least_s - 1.0, least_s)
+    )
+    with pytest.raises(ConfigError, match=rf"calm_s = .*; give {least_s:g} or more, or fewer manifest\.swarm\.{key}$"):
+        prepare(short, 0, make_schedule(short, 0, Path()))
+    assert simulate(prepare(long, 0, make_schedule(long, 0, Path())).plan).violations == []
+
+
 @pytest.mark.parametrize("name", ["", "default", "thrifty", "none"])
 def test_a_scenario_trains_by_a_method_as_a_founder_would_have_it(name: str) -> None:
     """What the file says stays."""
