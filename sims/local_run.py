@@ -39,6 +39,7 @@ from farflung.sims.local_plan import check_playable, check_speed
 from farflung.sims.local_swarm import LocalSwarm
 from farflung.sims.logs import Events
 from farflung.sims.outputs import check_outputs
+from farflung.sims.pipeline_scenario import check_served
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import key_seeds, read_scenario, training_seconds
@@ -108,7 +109,8 @@ def shortened(scenario: Scenario, minutes: float | None) -> Scenario:
 def found_locally(
     scenario: Scenario, seed: int, schedule: Schedule, folder: Path, *, meter: bool = False
 ) -> LocalSwarm:
-    """The swarm with its keys and manifest, those that `sim run` has too. Raises ConfigError when this machine is too slow for it."""
+    """The swarm with its keys and manifest, those that `sim run` has too. Raises ConfigError when this machine is too slow for it, or a stage would have no peer."""
+    check_served(scenario, schedule.founder)
     kernels.prepare(resolve_paths().cache / "kernels")
     identities = [Identity(Ed25519PrivateKey.from_private_bytes(key)) for key in key_seeds(scenario, seed)]
     recipe, _ = read_scenario(scenario, identities[schedule.founder].public_key)

@@ -78,6 +78,7 @@ def prepare_pipeline(scenario: Scenario, seed: int, schedule: Schedule) -> Pipel
         raise ConfigError(
             f"{scenario.name} has a pipeline, whose peers have processors of their own in virtual time: leave costs.processors out"
         )
+    check_served(scenario, schedule.founder)
     signers = [Ed25519Signer(key) for key in key_seeds(scenario, seed)]
     recipe, dataset = read_scenario(scenario, signers[schedule.founder].peer_id)
     assert dataset is not None
@@ -90,6 +91,19 @@ def prepare_pipeline(scenario: Scenario, seed: int, schedule: Schedule) -> Pipel
         signers=signers,
         calm_s=scenario.calm_s,
     )
+
+
+def check_served(scenario: Scenario, founder: int) -> None:
+    """Refuse a pipeline of which some stage will always be without a peer: the founder has the first, others one that is written down, or any. Raises ConfigError."""
+    others = [own.stage for peer, (own, _, _) in enumerate(scenario.roster()) if peer != founder]
+    open_ = [stage for stage in range(1, scenario.stages) if stage not in others]
+    anywhere = others.count(None)
+    if len(open_) > anywhere:
+        missing = ", ".join(map(str, open_))
+        raise ConfigError(
+            f"{scenario.name} has {scenario.stages} stages: {anywhere} of its {scenario.num_peers} peers can take stages {missing}, which need one each, for the "
+            "founder holds stage 0 and the others have a stage of their own; add peers, change peers.stage, or lower manifest.pipeline.stages"
+        )
 
 
 def simulate_pipeline(plan: PipelinePlan, *, sink: Sink | None = None, keep: bool = False) -> Report:

@@ -26,6 +26,7 @@ from farflung.sims.facts import load_folder
 from farflung.sims.failure import load_failure
 from farflung.sims.faults import Start
 from farflung.sims.local_plan import check_playable, orders_for
+from farflung.sims.local_run import found_locally
 from farflung.sims.local_stage import PacedStageLearner, StagePace
 from farflung.sims.main import app
 from farflung.sims.pipeline_log import logged_steps
@@ -252,6 +253,26 @@ def test_what_a_pipeline_cannot_be_simulated_with_is_refused(text: str, old: str
     scenario = parse_scenario(text.replace(old, new, 1), name="small")
     with pytest.raises(ConfigError, match="change that, or leave out"):
         play_scenario(scenario, 0, make_schedule(scenario, 0, Path()), out=None, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("count = 2", "count = 1", "1 of its 2 peers can take stages 1, 2"),
+        ("count = 2", "count = 2\nstage = 2", "0 of its 3 peers can take stages 1, which"),
+        ("count = 2", "count = 2\nstage = 0", "0 of its 3 peers can take stages 1, 2, which"),
+    ],
+)
+def test_stages_that_nobody_can_take_are_refused(text: str, old: str, new: str, said: str) -> None:
+    three = text.replace("stages = 2", "stages = 3").replace('["Iowa", "London"]', '["Iowa"]')
+    whole = parse_scenario(three, name="small")
+    prepare_pipeline(whole, 0, make_schedule(whole, 0, Path()))
+    few = parse_scenario(three.replace(old, new).split("[[happenings]]")[0], name="small")
+    schedule = make_schedule(few, 0, Path())
+    with pytest.raises(ConfigError, match=f"small has 3 stages: {said}"):
+        prepare_pipeline(few, 0, schedule)
+    with pytest.raises(ConfigError, match=f"small has 3 stages: {said}"):
+        found_locally(few, 0, schedule, Path())
 
 
 def test_processors_that_pipelines_would_not_share_are_refused(small: Scenario) -> None:
