@@ -391,6 +391,10 @@ def parse_scenario(text: str, *, name: str) -> Scenario:
             _convert(part, kind, key)
     made = _convert(tree | {"name": tree.get("name", name)}, Scenario, "")
     made.check_joins()
+    if made.costs.trained_per_s and not made.costs.processors:
+        raise ConfigError(
+            f"costs.trained_per_s = {made.costs.trained_per_s:g}: it is what steps take of shared processors; give costs.processors as well, or leave it out"
+        )
     return made
 
 

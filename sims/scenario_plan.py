@@ -81,6 +81,9 @@ LEAST_CHUNK_BYTES = 256
 
 BYTES_PER_MBIT = 125_000.0
 
+FOUND = ("content_hash", "num_samples", "tokenizer_hash", "end_of_text")
+"""Keys of `manifest.data` that are found in data and a tokenizer, which are not those of the swarm that a scenario is about."""
+
 CALM_PLAYED = 0.75
 """Share of a scenario's calm that is the calm of its plan: a third of that is added to it (`simulation.Plan.calm_s`)."""
 
@@ -238,6 +241,16 @@ def _manifest(scenario: Scenario, founder: PeerId, dataset: Dataset | None) -> M
     except ConfigError as error:
         raise ConfigError(f"manifest: {error}") from error
     sections = {section: dict(values) for section, values in scenario.manifest.items()}
+    for key in FOUND:
+        if key in sections.get("data", {}):
+            raise ConfigError(
+                f"manifest.data.{key}: it is found in what simulated nodes train on, if anything; leave it out"
+            )
+    asked = sections.get("swarm", {})
+    if asked.get("admission", "open") != "open" or "invite_key" in asked:
+        raise ConfigError(
+            "manifest.swarm: simulated swarms are open, to attackers too; leave admission and invite_key out"
+        )
     shape = _shape(scenario)
     data = {"content_hash": "00" * 32, "num_samples": 1 << 40, "spec": "none"}
     if dataset is not None:

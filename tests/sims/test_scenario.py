@@ -155,6 +155,7 @@ def test_shipped_scenarios_are_sound(name: str) -> None:
             '[manifest.data]\nspec = "text:no-file"',
             "manifest.data.spec = 'text:no-file': mode = \"cost\" reads no data",
         ),
+        ("[costs]\ntrained_per_s = 1e9", "costs.trained_per_s = 1e+09: it is what steps take of shared processors"),
         ("[costs.calls]\ndecod = [0.1, 0.0]", "costs: calls.decod: no node makes such a call; did you mean 'decode'"),
         ("[costs.calls]\ntrain = [0.1, 0.0]", "costs: calls.train: what that takes follows from peers.tokens_per_s"),
         ("x = [", "no TOML"),
@@ -181,6 +182,12 @@ def test_what_is_wrong_is_named_with_a_remedy(more: str, said: str) -> None:
             "no method is called 'thrift'; there are default, thrifty, none; did you mean",
         ),
         ("count = 2\n", "count = 2\nmemory_gb = 0.001\n", "peers 'lab' have 0.001 GB"),
+        *(
+            ("[[peers]]", f"[manifest.data]\n{key} = {value}\n[[peers]]", f"manifest.data.{key}: it is found in what")
+            for key, value in (("num_samples", "9"), ("content_hash", '"00"'), ("tokenizer_hash", '""'))
+        ),
+        ("inner_steps = 4", 'inner_steps = 4\nadmission = "invite"', "manifest.swarm: simulated swarms are open"),
+        ("inner_steps = 4", 'inner_steps = 4\ninvite_key = ""', "leave admission and invite_key out"),
     ],
 )
 def test_manifests_that_cannot_be_are_refused(old: str, new: str, said: str) -> None:
