@@ -80,7 +80,8 @@ def sim_list(as_json: Json = False) -> None:
     if as_json:
         print_json(about)
     else:
-        typer.echo("\n".join(f"{name:12}  {said}" for name, said in about.items()))
+        width = max(map(len, about))
+        typer.echo("\n".join(f"{name:{width}}  {said}" for name, said in about.items()))
 
 
 @sim_app.command("fuzz")

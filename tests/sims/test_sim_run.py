@@ -395,3 +395,5 @@ def test_chapters_begin_with_faults() -> None:
 def test_shipped_scenarios_are_listed() -> None:
     code, said = sim("list")
     assert code == 0 and "churn-8" in said and "flash-crowd" in said
+    names = [line[: len(line) - len(line.split(maxsplit=1)[1])] for line in said.splitlines()]
+    assert len(set(map(len, names))) == 1, "what they are about begins in one column"
