@@ -1,7 +1,7 @@
 """The events of simulated nodes as real nodes write them (docs/events.md).
 
-Simulated vectors and samples may be shorter than those they stand for (`scenario_run.Playable.bytes_factor`), and a learner that only costs
-time has no loss: here bytes and tokens are those of the real thing, and there is no loss where nothing was learnt.
+Simulated vectors and samples may be shorter than those they stand for, and coded otherwise (`scenario_run.Playable`), and a learner that only costs
+time has no loss: here bytes, bits and tokens are those of the real thing, and there is no loss where nothing was learnt.
 """
 
 from typing import BinaryIO
@@ -15,6 +15,8 @@ from farflung.sims.swarm import START_UNIX_S
 from farflung.sims.trail import is_nodes
 
 BYTE_FIELDS = ("sent_bytes", "received_bytes", "bytes")
+
+LOSSES = ("loss", "few_loss")
 
 
 class Recorder:
@@ -34,12 +36,15 @@ class Recorder:
             "swarm": self._name,
             "peer": self._playable.keys[event["peer"]],
         }
-        for key in BYTE_FIELDS:
-            if key in told:
-                told[key] = round(told[key] * self._playable.bytes_factor)
-        if "loss" in told and not self._learns:
-            told["loss"] = None
-        if told["event"] == "step":
+        kind, playable = told["event"], self._playable
+        factor = playable.state_factor if kind == "state.sync" else playable.bytes_factor
+        told |= {key: round(told[key] * factor) for key in BYTE_FIELDS if key in told}
+        if not self._learns:
+            told |= {key: None for key in LOSSES if key in told}
+        if kind == "round.commit" and playable.bits is not None:
+            up_bits, down_bits = playable.bits
+            told |= {"up_bits": up_bits if told["up_bits"] else 0.0, "down_bits": down_bits}
+        if kind == "step":
             # its tokens_per_s is the node's, which knows what a sample has
-            told["tokens"] *= self._playable.sample_tokens
+            told["tokens"] *= playable.sample_tokens
         self._file.write(msgspec.json.encode(told) + b"\n")

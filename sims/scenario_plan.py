@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from farflung.compression.int8 import Int8
-from farflung.compression.policy import uniform
+from farflung.compression.policy import FlatCodec, uniform
 from farflung.node.facilities import NET_EVERY_S
 from farflung.node.learner import FEW_SAMPLES, HELDOUT_SAMPLES
 from farflung.node.manifest_filling import NO_METHOD, fill_method, with_usual_lr
@@ -101,13 +101,17 @@ class Scale:
 WHOLE = Scale()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
     """A scenario that can be run."""
 
     plan: Plan
     bytes_factor: float
-    """Bytes that one simulated byte stands for."""
+    """Bytes that one simulated byte stands for, of contributions and means."""
+    state_factor: float
+    """The same of outer states."""
+    bits: tuple[float, float]
+    """Bits per parameter in which the manifest's codecs are expected to send contributions and means."""
 
 
 def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
@@ -136,7 +140,17 @@ def prepare(scenario: Scenario, seed: int, schedule: Schedule) -> Prepared:
         nats=[peer_class.nat for peer_class, _, _ in scenario.roster()].__getitem__,
         known_means=known_means(outfit.terms),
     )
-    return Prepared(plan, scale.byte_means)
+    return Prepared(
+        plan=plan,
+        bytes_factor=scale.byte_means,
+        state_factor=scale.byte_means * scale.state_means,
+        bits=(bits_per_parameter(recipe.uplink), bits_per_parameter(recipe.downlink)),
+    )
+
+
+def bits_per_parameter(codec: FlatCodec) -> float:
+    """In which it is expected to send a whole vector, headers included."""
+    return 8 * codec.expected_nbytes() / codec.numel
 
 
 def _check_calm(scenario: Scenario, settings: Settings) -> None:

@@ -20,7 +20,11 @@ class Playable:
     keys: list[str]
     """Public keys in hex, by the peer's number."""
     bytes_factor: float = 1.0
-    """Bytes that one simulated byte stands for."""
+    """Bytes that one simulated byte stands for, of contributions and means."""
+    state_factor: float = 1.0
+    """The same of outer states."""
+    bits: tuple[float, float] | None = None
+    """Bits per parameter that contributions and means stand for; None: they have their own."""
     sample_tokens: int = 1
     """What one of the tokens that learners tell of a step stands for: those that only cost time count samples."""
 
@@ -36,6 +40,8 @@ def make_playable(scenario: Scenario, seed: int, schedule: Schedule) -> Playable
         plan=prepared.plan,
         keys=[signer.peer_id.hex() for signer in outfit.signers],
         bytes_factor=prepared.bytes_factor,
+        state_factor=prepared.state_factor,
+        bits=prepared.bits if scenario.mode == "cost" else None,
         sample_tokens=outfit.terms.pace.tokens_per_sample if scenario.mode == "cost" else 1,
     )
 

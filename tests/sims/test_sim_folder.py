@@ -1,11 +1,13 @@
 """A simulated run leaves a folder that the report reads as if real nodes had written it."""
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from farflung.sims.churn import make_schedule
 from farflung.sims.facts import Incident, load_folder
 from farflung.sims.faults import (
     Delay,
@@ -21,9 +23,14 @@ from farflung.sims.faults import (
     Slow,
     Start,
 )
+from farflung.sims.recorder import Recorder
+from farflung.sims.scenario import parse_scenario
+from farflung.sims.scenario_run import make_playable
 from farflung.sims.sim_folder import timeline_of
 from farflung.sims.sim_run import run_scenario
 from farflung.sims.swarm import START_UNIX_S
+from farflung.training.presets import num_parameters, preset
+from farflung.training.tokenizer import ByteTokenizer
 
 SCENARIO = """
 about = "Four peers, one of which is killed."
@@ -39,6 +46,8 @@ batch_tokens = 16384
 inner_steps = 10
 min_round_s = 5.0
 max_round_s = 60.0
+uplink_codec = "int4(block=64)"
+downlink_codec = "int8(block=128)"
 
 [[peers]]
 name = "fast"
@@ -101,6 +110,31 @@ def test_costs_have_no_loss_and_bytes_of_the_real_thing(out: Path) -> None:
     rounds = [e for e in everything if e["event"] == "round.commit" and e["contributed"]]
     sent = [e["sent_bytes"] for e in rounds if len(e["contributors"]) > 1]
     assert sent and min(sent) > 1e6, "3 M parameters, half of a byte each at least"
+
+
+def test_costs_have_the_bits_of_the_manifests_codecs_and_whole_states(out: Path) -> None:
+    """What stands for the model is coded otherwise, and a byte of a state stands for another number of bytes than one of a contribution."""
+    run, events = load_folder(out)
+    figures = json.loads((out / "report.json").read_text())
+    assert figures["bits_per_parameter"] == {
+        "up": pytest.approx(4.25, abs=0.01),
+        "down": pytest.approx(8.125, abs=0.01),
+    }
+    assert {e["up_bits"] > 0 for one in events.values() for e in one if e["event"] == "round.commit"} == {True, False}
+    late = next(facts.peer for facts in run.peers if facts.name == "slow/0")
+    synced = next(e for e in events[late] if e["event"] == "state.sync" and e["chunks_done"] == e["chunks"])
+    parameters = num_parameters(preset("3m", vocab_size=ByteTokenizer().vocab_size))
+    assert synced["bytes"] == pytest.approx(8 * parameters, rel=0.01)
+
+
+def test_costs_have_no_loss_of_a_few_samples_either(tmp_path: Path) -> None:
+    scenario = parse_scenario(SCENARIO, name="four")
+    playable = make_playable(scenario, 1, make_schedule(scenario, 1, tmp_path))
+    file = io.BytesIO()
+    evaluated = {"event": "outer.eval", "time": 1.0, "peer": 0, "swarm": "sim", "version": 1, "loss": None}
+    Recorder(file, scenario, playable)("", evaluated | {"few_loss": 1.25, "samples": 8, "tokens": 64, "seconds": 0.1})
+    told = json.loads(file.getvalue())
+    assert (told["loss"], told["few_loss"]) == (None, None) and told["peer"] == playable.keys[0]
 
 
 def test_control_messages_are_as_long_as_they_are(out: Path) -> None:
