@@ -1,6 +1,6 @@
 """Runs as a Chrome trace: JSON that Perfetto (ui.perfetto.dev) and chrome://tracing show, a process for each peer.
 
-Three tracks each: what it computed, the phases of its rounds, and its state; of a pipeline also what it sent on. The transfers of a round may
+Three tracks each: what it computed, the phases of its rounds, and its state; of a pipeline also what it sent on, on as many as overlapped. The transfers of a round may
 overlap, and are therefore asynchronous events; what went wrong is an instant beside the phases. The operations of a pipeline are told as
 `training.pipeline_trace` tells those of a simulated step. Times are microseconds since the start of the run, and all of them whole, rounded as moments
 and not as lengths: viewers misplace spans of a track that overlap in part, be it by one.
@@ -14,7 +14,7 @@ import msgspec
 
 from farflung.sims.scene import Scene
 from farflung.sims.spans import Span, transfer_spans
-from farflung.training.pipeline_trace import step_events
+from farflung.training.pipeline_trace import Lanes, step_events
 
 COMPUTING, SENDING = 1, 4
 TRACKS = {COMPUTING: "computing", 2: "round", 3: "state"}
@@ -32,7 +32,7 @@ def trace_events(scene: Scene, first_pid: int = 0) -> Iterator[dict[str, Any]]:
     pid_of = {peer: first_pid + number for number, peer in enumerate(scene.peers, start=1)}
     for peer, pid in pid_of.items():
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": prefix + scene.names[peer]}}
-        for tid, name in (TRACKS | ({SENDING: "sending"} if scene.steps else {})).items():
+        for tid, name in TRACKS.items():
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
         events = scene.events.get(peer, ())
         computed = [span for span in scene.computed(peer) if not (scene.steps and span.what == "train")]
@@ -47,16 +47,18 @@ def trace_events(scene: Scene, first_pid: int = 0) -> Iterator[dict[str, Any]]:
             if event["event"] in ("round.missed", "round.abort", "state.repair", "invariant.broken"):
                 reason = event.get("reason") or event.get("detail", "")
                 yield _instant(scene, event["time"], f"{event['event']}: {reason}", pid, "p")
+    sending = Lanes(SENDING)
     for number, step in enumerate(scene.steps):
         told = step_events(
             step.timeline,
             pids=[pid_of.get(peer, 0) for peer in step.timeline.peers],
+            sending=sending,
             compute=COMPUTING,
-            send=SENDING,
             start_s=step.start - scene.run.started,
             mark=f"{first_pid}.{number}.",
         )
         yield from map(_whole, told)
+    yield from sending.names("sending")
     for incident in scene.run.timeline:
         if not incident.peer or incident.peer in pid_of:  # of the network: a line through all of them
             yield _instant(scene, incident.time, incident.what, pid_of.get(incident.peer, first_pid + 1), "g")

@@ -307,6 +307,38 @@ def test_the_trace_is_that_of_a_simulated_step() -> None:
     assert all(ends[number]["ts"] >= starts[number]["ts"] for number in ends)
 
 
+def test_messages_that_go_out_at_the_same_time_have_tracks_of_their_own() -> None:
+    """Three, of which the second begins before the first is over, and one of the next step begins before the last of this one is: nothing overlaps on any track,
+    also after rounding."""
+    events = by_hand()
+    first, second = events[HOME]
+    third = 1.0 / 3.0
+    first["sent"] = [
+        ["F", 0, 1, LEFT[:8], 100 + third, 200 + third],
+        ["F", 1, 1, RIGHT[:8], 150 + third, 310 + third],
+        ["B", 0, 1, LEFT[:8], 200 + third, 3200 + third],
+    ]
+    second["sent"] = [["F", 0, 1, RIGHT[:8], 100, 250], ["F", 1, 1, LEFT[:8], 250, 300]]
+    told = list(trace_events(scene_of(events)))
+    tracks = track_spans(told)
+    assert all(before[1] <= after[0] for spans in tracks.values() for before, after in pairwise(spans))
+    home = next(one["pid"] for one in told if one["name"] == "process_name" and one["args"]["name"] == "home/0")
+    named = {one["tid"]: one["args"]["name"] for one in told if one["name"] == "thread_name" and one["pid"] == home}
+    sending = {name: len(tracks[home, tid]) for tid, name in named.items() if tid >= SENDING}
+    assert sending == {"sending": 3, "sending 2": 2}
+    spans = {(one["pid"], one["tid"], one["ts"]) for one in told if one["ph"] == "X"}
+    assert all((one["pid"], one["tid"], one["ts"]) in spans for one in told if one["ph"] == "s"), "arrows begin at them"
+
+
+def track_spans(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Begin and end of the spans of each track, in their order."""
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for one in events:
+        if one["ph"] == "X":
+            tracks.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
+    return {track: sorted(spans) for track, spans in tracks.items()}
+
+
 def test_an_operation_that_waited_for_an_outer_step_is_told_from_its_turn_on() -> None:
     events = by_hand()
     applied = {
@@ -401,5 +433,7 @@ def test_a_swarm_under_virtual_time_can_be_drawn() -> None:
     assert (1 in {n for at, n in counts[1] if at >= last - 1e-6}) and 2 not in {
         n for at, n in counts[1] if at > last + 1
     }
+    tracks = track_spans(list(trace_events(scene)))
+    assert all(before[1] <= after[0] for spans in tracks.values() for before, after in pairwise(spans))
     page = render([scene])
     assert "was lost" in page and "took over microbatch" in page

@@ -265,6 +265,8 @@ def test_a_trace_has_every_operation_and_message() -> None:
     events = json.loads(json.dumps(chrome_trace(timeline)))["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert len(spans) == len(timeline.ran) + len(timeline.sent) == 2 * 7 + 2 * 4
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in spans} <= named
     assert max(event["ts"] + event["dur"] for event in spans if event["cat"] != "message") == 1e6 * timeline.makespan_s
     arrows = [event for event in events if event["ph"] in "sf"]
     assert len(arrows) == 2 * len(timeline.sent)
