@@ -8,6 +8,7 @@ nodes. Several runs are compared first, then each is told as it would be alone.
 import os
 import sys
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,24 @@ def load_scenes(folders: Sequence[Path]) -> list[Scene]:
     """
     labels = [""] if len(folders) == 1 else _labels(folders)
     scenes = []
-    for folder, label in zip(folders, labels, strict=True):
+    for place, (folder, label) in enumerate(zip(folders, labels, strict=True)):
         run, events = load_folder(folder)
-        scenes.append(Scene(events=events, run=run, label=label))
+        scenes.append(Scene(events=events, run=run, label=label, place=place))
     return scenes
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """The folders' names, numbered where two are the same."""
+    """The folders' names, numbered where two are the same, as no other is called."""
     names = [folder.resolve().name for folder in folders]
-    return [name if names.count(name) == 1 else f"{name} {number}" for number, name in enumerate(names, start=1)]
+    taken = set(names)
+    labels = []
+    for number, name in enumerate(names, start=1):
+        label = name
+        if names.count(name) > 1:
+            label = next(other for n in count(number) if (other := f"{name} {n}") not in taken)
+            taken.add(label)
+        labels.append(label)
+    return labels
 
 
 def report_folder(folder: Path) -> dict[str, Any]:

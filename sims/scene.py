@@ -25,6 +25,8 @@ class Scene:
     run: RunFacts
     label: str = ""
     """Of the run among others; empty when there is one."""
+    place: int = 0
+    """Of the run among others, from 0: their labels may differ in what an id cannot have."""
 
     @cached_property
     def figures(self) -> dict[str, Any]:
@@ -49,8 +51,8 @@ class Scene:
 
     @property
     def slug(self) -> str:
-        """The label as ids of an HTML page have it."""
-        return re.sub(r"[^a-z0-9]+", "-", self.label.lower())
+        """What the ids of its pictures end with, in a page that tells of several runs no other's; the label as far as ids can have it."""
+        return f"{self.place}-{re.sub(r'[^a-z0-9]+', '-', self.label.lower())}"
 
     @property
     def seconds(self) -> float:

@@ -315,6 +315,18 @@ def test_several_runs_side_by_side(folder: Path, tmp_path: Path) -> None:
     assert len(page) < 4_000_000
 
 
+def test_no_run_is_lost_for_its_name(folder: Path, tmp_path: Path) -> None:
+    """A number makes names differ, but another run may be called so; and names may differ in what an id cannot have."""
+    names = ["x/a", "y/a", "a 1", "run_1", "run-1"]
+    for name in names:
+        shutil.copytree(folder, tmp_path / name)
+    scenes = load_scenes([tmp_path / name for name in names])
+    assert [scene.label for scene in scenes] == ["a 2", "a 3", "a 1", "run_1", "run-1"]
+    assert len({scene.slug for scene in scenes}) == 5
+    ids = re.findall(r'\bid="([^"]*)"', render(scenes[3:]))
+    assert len(ids) == len(set(ids)), "the pictures of two runs do not mix"
+
+
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["sim", "report", str(tmp_path)], env={"COLUMNS": "300"})
     assert result.exit_code == 2 and "holds no run" in result.output
