@@ -1,4 +1,4 @@
-"""Who has which sample in hand at the end of a run of real nodes, from what they left on disk."""
+"""Who has which sample in hand at the end of a run: of real nodes from what they left on disk, of simulated ones from what their judge has seen."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -12,13 +12,34 @@ from farflung.protocol.ledger import Ledger, ahead
 from farflung.sims.facts import Interval, LedgerFacts
 from farflung.sims.logs import all_of, chain_of
 
+COMMITS = ("round.commit", "view.commit")
+"""What a node says of a commit that it has applied."""
+
+
+@dataclass(slots=True)
+class Applied:
+    """How far nodes have come: what is newer is in nobody's events."""
+
+    heights: dict[tuple[int, str], int] = field(default_factory=dict)
+    """The newest commit of stage 0 that anybody has applied, by life and group."""
+
+    def note(self, event: Event) -> None:
+        """Another event of COMMITS."""
+        stage, life, group = chain_of(event)
+        if stage == 0:
+            self.heights[life, group] = max(self.heights.get((life, group), 0), event["height"])
+
+    @property
+    def newest_life(self) -> int:
+        return max((life for life, _ in self.heights), default=0)
+
 
 @dataclass(slots=True)
 class _Life:
     """Of stage 0; or a group of a swarm of replicas."""
 
     commits: list[Commit] = field(default_factory=list)
-    """On the disks of its members."""
+    """That anybody knows."""
 
     def ledger_at(self, height: int) -> Ledger:
         """That of the newest commit up to a height."""
@@ -32,20 +53,28 @@ class _Life:
 
 
 def last_ledger(swarms: Collection[SwarmPaths], events_by_peer: Mapping[str, Sequence[Event]]) -> LedgerFacts:
-    """The ledger of the last commit that any node has applied, from the folders of these nodes; of a pipeline that of stage 0 in its newest life.
-    What the peers of its earlier lives had in hand is let go (`protocol/lives.py`), but what a later ledger still has. Of several groups, all their ledgers as one."""
-    applied: dict[tuple[int, str], int] = defaultdict(int)
-    for event in all_of(events_by_peer, "round.commit", "view.commit"):
-        stage, life, group = chain_of(event)
-        if stage == 0:
-            applied[life, group] = max(applied[life, group], event["height"])
-    lives = [
-        _Life([commit for swarm in swarms for commit in _history(swarm, number)])
-        for number in range(max((life for life, _ in applied), default=0) + 1)
-    ]
-    if any(group for _, group in applied):  # of replicas, which have one life
-        return _together([_of_group(lives[0], group).ledger_at(height) for (_, group), height in applied.items()])
-    ledgers = [life.ledger_at(applied[number, ""]) for number, life in enumerate(lives)]
+    """See `ledger_of`; from the folders of these nodes."""
+    applied = Applied()
+    for event in all_of(events_by_peer, *COMMITS):
+        applied.note(event)
+    return ledger_of(
+        {
+            number: [commit for swarm in swarms for commit in _history(swarm, number)]
+            for number in range(applied.newest_life + 1)
+        },
+        applied,
+    )
+
+
+def ledger_of(histories: Mapping[int, Sequence[Commit]], applied: Applied) -> LedgerFacts:
+    """The ledger of the last commit that any node has applied, of those in `histories` by the life of stage 0 (replicas have one, 0); of a pipeline that of
+    stage 0 in its newest life. What the peers of its earlier lives had in hand is let go (`protocol/lives.py`), but what a later ledger still has. Of several
+    groups, all their ledgers as one."""
+    heights = applied.heights
+    lives = [_Life(list(histories.get(number, ()))) for number in range(applied.newest_life + 1)]
+    if any(group for _, group in heights):  # of replicas, which have one life
+        return _together([_of_group(lives[0], group).ledger_at(height) for (_, group), height in heights.items()])
+    ledgers = [life.ledger_at(heights.get((number, ""), 0)) for number, life in enumerate(lives)]
     newest = ledgers[-1]
     let_go: list[Interval] = []
     for number, ledger in enumerate(ledgers[:-1]):

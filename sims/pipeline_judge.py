@@ -229,6 +229,15 @@ class PipelineJudge:
                     5, f"step {job.number} is done with lives {number} and {life.number} of stage {life.stage}"
                 )
 
+    @property
+    def home_histories(self) -> dict[int, list[Commit]]:
+        """Commits of stage 0 by the number of its life."""
+        found: dict[int, list[Commit]] = {}
+        for life, judge in self.chains.items():
+            if life.stage == 0:
+                found.setdefault(life.number, []).extend(judge.history.values())
+        return found
+
     def read_lives(self) -> None:
         """What stages have decided since we last looked; before somebody goes, too."""
         self._stages()

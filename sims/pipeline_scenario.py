@@ -26,6 +26,7 @@ from farflung.sims.fault_playing import play
 from farflung.sims.faults import Fault, Schedule
 from farflung.sims.from_events import fill_report
 from farflung.sims.hub import MemoryHub
+from farflung.sims.last_ledger import ledger_of
 from farflung.sims.links import LinkModel
 from farflung.sims.local_stage import StagePace
 from farflung.sims.outer_audit import known_means
@@ -134,6 +135,7 @@ class _Run:
         self._ended = START_UNIX_S
         """When something was logged last."""
         self._is_broken: asyncio.Event | None = None
+        self._swarm: PipelineSwarm | None = None
         self._keys = [signer.peer_id.hex() for signer in plan.signers]
         self._events: dict[str, list[Event]] = {key: [] for key in self._keys}
         """A line each."""
@@ -155,7 +157,7 @@ class _Run:
             hub.set_link(signer.peer_id, link_of(peer_class, scenario))
             hub.set_nat(signer.peer_id, peer_class.nat)
         async with asyncio.TaskGroup() as group:
-            swarm = PipelineSwarm(
+            swarm = self._swarm = PipelineSwarm(
                 plan.recipe,
                 plan.dataset,
                 plan.signers,
@@ -209,6 +211,8 @@ class _Run:
         speeds = [own.tokens_per_s for own, _, _ in plan.scenario.roster()]
         steps_s = [training_seconds(plan.recipe.manifest, speed)["train"] for speed in speeds]
         fill_report(report, self._keys, steps_s, self._events, done, START_UNIX_S, self._ended)
+        if self._swarm is not None:
+            report.ledger = ledger_of(self._swarm.judge.home_histories, report.applied)
         report.seconds = self._ended - START_UNIX_S
         report.log_sha256 = self._trail.sha256
 

@@ -78,7 +78,15 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
         _keep_broken(folder, scenario, playable.plan, report)
     done = [(START_UNIX_S + fault.at, fault) for fault in report.faults]
     until = START_UNIX_S + report.seconds
-    facts = run_facts(scenario, playable.keys, done, report.violations, result["expected"], (START_UNIX_S, until))
+    facts = run_facts(
+        scenario,
+        playable.keys,
+        done,
+        report.violations,
+        result["expected"],
+        between=(START_UNIX_S, until),
+        ledger=report.ledger,
+    )
     shown = broken_in(Logs(events=witness.events, run=facts))
     in_logs = [said for said in shown if said not in report.violations]
     if in_logs and not report.violations:

@@ -12,10 +12,12 @@ from farflung.compression import kernels
 from farflung.node.events import Event, Meter
 from farflung.node.paths import resolve_paths
 from farflung.sims import clock
+from farflung.sims.facts import LedgerFacts
 from farflung.sims.fault_playing import play
 from farflung.sims.faults import Fault, Schedule
 from farflung.sims.hub import Backbone, MemoryHub
 from farflung.sims.judge import OUTSIDE_S, Judge
+from farflung.sims.last_ledger import COMMITS, Applied, ledger_of
 from farflung.sims.links import LinkModel
 from farflung.sims.logs import Chain, chain_of, stage_of
 from farflung.sims.nat import Nat
@@ -90,6 +92,8 @@ class Report:
     """Of stages of a pipeline that were begun anew."""
     faults: list[Fault] = field(default_factory=list)
     """Of the schedule, those that something came of, as far as it went."""
+    ledger: LedgerFacts | None = None
+    """Who has which sample in hand at the end; None until then."""
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
     """Virtual, of all of it."""
@@ -102,10 +106,14 @@ class Report:
     """Of what is sent, by public key."""
     _timed: set[tuple[Chain, int]] = field(default_factory=set)
     """Heights in `round_seconds`."""
+    applied: Applied = field(default_factory=Applied)
+    """Commits that nodes have told of."""
 
     def note(self, at: float, event: Event) -> None:
         """Count what a node says, in the order of time; `at` is seconds from the beginning."""
         self.net_bytes += self._meters.setdefault(event["peer"], Meter("sent_bytes")).more(event)
+        if event["event"] in COMMITS:
+            self.applied.note(event)
         match event["event"]:
             case "round.commit":
                 self.sent_bytes += int(event["sent_bytes"])
@@ -204,6 +212,8 @@ class _Run:
         report.rounds = judge.rounds
         report.tokens, report.members = judge.tokens, judge.members
         report.labour = judge.swarm.labour
+        commits = [commit for group in judge.groups.values() for commit in group.history.values()]
+        report.ledger = ledger_of({0: commits}, report.applied)
         report.log_sha256 = self._trail.sha256
 
     async def _story(self, swarm: Swarm) -> None:

@@ -135,6 +135,7 @@ def test_a_pipeline_is_run_judged_and_reported_and_twice_the_same(text: str, tmp
     assert len(steps) >= 6 and sum(step.landed for step in steps) >= 20
     page = (out / "report.html").read_text()
     assert "Steps of the pipeline" in page and ">Iowa<" in page
+    assert facts.ledger is not None and json.loads((out / "report.json").read_text())["samples_lost"] == 0
     seconds = {
         (one.op.kind, step.timeline.peers[one.peer]): one.end_s - one.begin_s
         for step in steps

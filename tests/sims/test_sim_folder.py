@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from farflung.sims.audit_samples import account
 from farflung.sims.churn import make_schedule
 from farflung.sims.facts import Incident, load_folder
 from farflung.sims.faults import (
@@ -23,6 +25,7 @@ from farflung.sims.faults import (
     Slow,
     Start,
 )
+from farflung.sims.logs import Logs
 from farflung.sims.recorder import Recorder
 from farflung.sims.scenario import parse_scenario
 from farflung.sims.scenario_run import make_playable
@@ -146,6 +149,17 @@ def test_control_messages_are_as_long_as_they_are(out: Path) -> None:
     sent = sum([e for e in one if e["event"] == "net"][-1]["sent_bytes"] for one in events.values())
     rounds = sum(e["sent_bytes"] for one in events.values() for e in one if e["event"] == "round.commit")
     assert rounds < sent < 1.5 * rounds
+
+
+def test_samples_are_followed_to_the_end(out: Path) -> None:
+    """The judge has the commits of everybody, so no sample can be lost without a word."""
+    run, events = load_folder(out)
+    assert run.ledger is not None and set(run.ledger.held) <= set(events)
+    assert json.loads((out / "report.json").read_text())["samples_lost"] == 0
+    assert "Whether samples were lost is not known" not in (out / "report.html").read_text()
+    some = structs.replace(run, ledger=structs.replace(run.ledger, held={}, suspended={}))
+    lost = account(Logs(events=events, run=some)).lost
+    assert lost is not None and lost > 0
 
 
 def test_the_report_tells_it(out: Path) -> None:
