@@ -7,7 +7,7 @@ Nothing is fitted to what the processes then do. Compared are
     round time    the median, from the plan until all members held all means
     payload       encoded contributions and means of committed rounds: bytes that a peer sent for each contribution which counted, so that they are of as
                   many rounds
-    net           all bytes that peers sent by their `net` events, for each contribution which counted: told, without a target
+    net           all bytes that peers sent by their `net` events, for each contribution which counted: also states that newcomers fetch, and control messages
     training      share of the time that peers ran in which they trained: told, without a target
 
 A run in which something broke, that did not come to what its file expects, or that made no round, is not compared as if it were well: that is a missed
@@ -34,7 +34,7 @@ from farflung.sims.scenario import find_scenario
 from farflung.sims.sim_result import Result
 from farflung.sims.sim_run import run_scenario
 
-ROUNDS, ROUND_S, PAYLOAD = 10.0, 15.0, 2.0
+ROUNDS, ROUND_S, BYTES = 10.0, 15.0, 2.0
 """Percent that virtual time may be off."""
 
 PAGE = "fidelity.md"
@@ -82,7 +82,8 @@ def compared(local: Result, virtual: Result) -> dict[str, Any]:
         for found, what, most in (
             (off["rounds"], "rounds committed", ROUNDS),
             (off["round_s"], "median round", ROUND_S),
-            (off["payload"], "payload bytes of rounds for each contribution", PAYLOAD),
+            (off["payload"], "payload bytes of rounds for each contribution", BYTES),
+            (off["net"], "all bytes that peers sent (`net`) for each contribution", BYTES),
         )
     ]
     return {
