@@ -21,12 +21,17 @@ import msgspec
 from farflung.protocol.errors import ConfigError
 from farflung.sims.faults import Fault, Schedule, Start, Window, put_right
 from farflung.sims.happenings import REJOIN_S
+from farflung.sims.last_ledger import COMMITS
+from farflung.sims.logs import Chain, chain_of
 from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_run import AnyPlan, plan_scenario, simulate_any
 from farflung.sims.simulation import Report
 
 AFTER_S = 30.0
 """How long a shortened run may go on after the moment at which the long one broke."""
+
+_LINE = re.compile(r" *(?P<time>\S+) +(\d+ +)?(?P<what>\S+) +(?P<fields>.*)")
+"""See `trail.log_line`."""
 
 _STAGE = re.compile(r"^stage \d+(, life \d+)?, ")
 _NUMBERS = re.compile(r"\b[0-9a-f]{8,}\b|\d+(\.\d+)?(e[+-]?\d+)?")
@@ -191,14 +196,23 @@ def replay(folder: Path) -> tuple[Failure, Report]:
 
 
 def chapters(events: list[str]) -> list[list[str]]:
-    """A log in pieces, each beginning with a fault, a commit's first line, or a broken invariant."""
+    """A log in pieces, each beginning with a fault, a commit's first line, or a broken invariant; of several at one moment with the first."""
     pieces: list[list[str]] = [[]]
-    newest = -math.inf
+    began_at = -math.inf
+    known: set[tuple[Chain, int]] = set()
     for line in events:
-        time, what = float(line[:9]), line[10:].split(maxsplit=2)
-        begins = "fault" in what[:1] or "invariant.broken" in what[:1]
-        if begins and time > newest and pieces[-1]:
-            pieces.append([])
-            newest = time
+        found = _LINE.match(line)
+        assert found is not None, f"no line of a log: {line}"
+        time, what = float(found["time"]), found["what"]
+        begins = what in ("fault", "invariant.broken")
+        if what in COMMITS:
+            fields = msgspec.json.decode(found["fields"])
+            place = chain_of(fields), fields["height"]
+            begins = place not in known
+            known.add(place)
+        if begins and time > began_at:
+            began_at = time
+            if pieces[-1]:
+                pieces.append([])
         pieces[-1].append(line)
     return pieces

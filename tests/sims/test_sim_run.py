@@ -25,6 +25,7 @@ from farflung.sims.main import app
 from farflung.sims.scenario import parse_scenario
 from farflung.sims.scenario_run import plan_scenario, simulate_any
 from farflung.sims.simulation import simulate
+from farflung.sims.trail import log_line
 
 REAL = """
 about = "three peers train"
@@ -387,9 +388,22 @@ def test_what_is_no_failure_is_refused(tmp_path: Path) -> None:
     assert (code, said) == (2, "") and "failure.json" in " ".join(told)
 
 
-def test_chapters_begin_with_faults() -> None:
-    lines = ["    1.000  0 step            {}", "    2.000    fault           {}", "    3.000  1 step            {}"]
-    assert chapters(lines) == [lines[:1], lines[1:]]
+def test_chapters_begin_with_faults_the_first_word_of_a_commit_and_what_is_broken() -> None:
+    """In a swarm of hundreds, and a million seconds after its beginning: numbers take more places then. What comes at one moment is one chapter."""
+
+    def one(at: float, peer: int | None, kind: str, **fields: object) -> str:
+        return log_line(at, peer, kind, {"height": 0, **fields})
+
+    since = 999_998.0
+    expected = [
+        [one(since, None, "fault", what="start peer 0"), one(since, None, "fault", what="start peer 100")],
+        [one(since + 1, None, "fault", what="start peer 7"), one(since + 1.5, 100, "step")],
+        [one(since + 2, 100, "round.commit", height=1), one(since + 2.25, 0, "round.commit", height=1)],
+        [one(since + 3, 7, "view.commit", height=1, group="aa"), one(since + 3.5, 7, "round.commit", height=1)],
+        [one(since + 4, 7, "round.commit", height=2), one(since + 4, None, "invariant.broken", which=4)],
+        [one(since + 5, None, "invariant.broken", which=5)],
+    ]
+    assert chapters([line for chapter in expected for line in chapter]) == expected
 
 
 def test_shipped_scenarios_are_listed() -> None:
