@@ -145,6 +145,10 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a judge beside the nodes found broken, a sentence each."""
     expected: list[Expectation] = []
     """What the run was to come to; empty when nobody said."""
+    seed: int | None = None
+    """What was drawn for the scenario; None where nothing was."""
+    method: str = ""
+    """Of `farflung create --method`, as the scenario has it; empty where nobody told."""
     description: str = ""
     """One line on model, data and machine, for people."""
     samples: list[str] = []

@@ -25,7 +25,7 @@ from farflung.sims.outputs import check_outputs
 from farflung.sims.scenario import Scenario
 from farflung.sims.scenario_drawing import draw_scenario
 from farflung.sims.scenario_run import AnyPlan, make_playable, simulate_any
-from farflung.sims.scenario_toml import write_scenario
+from farflung.sims.scenario_toml import SCENARIO, write_scenario
 from farflung.sims.shrinking import Shrinker
 from farflung.sims.sim_result import Result
 from farflung.sims.simulation import Report
@@ -36,8 +36,6 @@ SHRINK_TRIES = 150
 
 LENGTHENS = ("calm", "tail")
 """Choices that make a run last longer, and do nothing else."""
-
-SCENARIO = "scenario.toml"
 
 
 def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path) -> Result:

@@ -43,6 +43,7 @@ from farflung.sims.pipeline_scenario import check_served
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import key_seeds, read_scenario, training_seconds
+from farflung.sims.scenario_toml import keep_scenario
 from farflung.sims.sim_folder import run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
@@ -68,6 +69,8 @@ def run_local(
         scenario = msgspec.structs.replace(scenario, method=method)
     check_outputs(folders=[out])
     seed = scenario.seed if seed is None else seed
+    if out is not None:
+        keep_scenario(out, scenario, seed, path)
     schedule = make_schedule(scenario, seed, path.parent)
     began = time.perf_counter()
     with orderly_end(), tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
@@ -176,6 +179,7 @@ def _judge(swarm: LocalSwarm, seed: int, schedule: Schedule) -> tuple[Events, Ca
         swarm.done,
         swarm.crashed,
         between=(swarm.began, swarm.ended),
+        seed=seed,
         ledger=last_ledger(folders.values(), events),
     )
     report = Report(seed, scenario.num_peers, schedule.describe().splitlines())

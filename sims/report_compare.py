@@ -16,6 +16,10 @@ Figures = Mapping[str, Any]
 ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("invariants checked", lambda f: ", ".join(map(str, sorted({one["which"] for one in f["checked"]}))) or "none"),
     ("found broken", lambda f: f"{len(violations(f))} BROKEN" if violations(f) else "none"),
+    (
+        "method, seed",
+        lambda f: ", ".join(map(str, (f["method"] or "not told", "none" if f["seed"] is None else f["seed"]))),
+    ),
     ("as expected", lambda f: "nothing was" if not f["expected"] else "NO" if unmet_of(f) else "yes"),
     ("held-out loss, nats", lambda f: "none" if f["outer_loss"] is None else f"{f['outer_loss']:.4f}"),
     ("tokens that rounds counted", lambda f: short_number(f["tokens_committed"])),

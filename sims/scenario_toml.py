@@ -2,11 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from farflung.protocol.errors import ConfigError
 from farflung.sims.scenario import Scenario
+
+SCENARIO = "scenario.toml"
+"""In the folder of a run, or of what broke: what was run."""
 
 _TABLES = ("manifest", "peers", "network", "happenings", "expect", "costs")
 
@@ -24,6 +29,19 @@ def write_scenario(scenario: Scenario) -> str:
         for entry in getattr(scenario, table):
             lines += ["", f"[[{table}]]", *_keys(_told(entry))]
     return "\n".join(lines) + "\n"
+
+
+def keep_scenario(folder: Path, scenario: Scenario, seed: int, file: Path) -> None:
+    """Write into a run's folder what is run, so that `farflung sim run` repeats it: with `seed` in the place of the scenario's, and the traces where they lie,
+    beside the scenario's `file`. Raises ConfigError where it would take the place of that, OSError."""
+    kept = folder / SCENARIO
+    if kept.resolve() == file.resolve():
+        raise ConfigError(f"--out {folder}: the scenario lies there, and would be written anew; name another folder")
+    peers = tuple(
+        msgspec.structs.replace(one, trace=str((file.parent / one.trace).resolve())) if one.trace else one
+        for one in scenario.peers
+    )
+    kept.write_text(write_scenario(msgspec.structs.replace(scenario, seed=seed, peers=peers)), encoding="utf-8")
 
 
 def _told(struct: msgspec.Struct) -> dict[str, Any]:

@@ -29,6 +29,8 @@ def run_facts(
     violations: Sequence[str],
     expected: Sequence[dict[str, Any]],  # as in the result
     between: tuple[float, float],  # the run's beginning and end, unix seconds
+    *,
+    seed: int,  # that was played, whatever the scenario's is
     ledger: LedgerFacts | None = None,
 ) -> RunFacts:
     """What no node knows of the run."""
@@ -48,6 +50,8 @@ def run_facts(
         lossy=scenario.network.loss > 0.0,
         description=scenario.about,
         ledger=ledger,
+        seed=seed,
+        method=scenario.method,
     )
 
 

@@ -61,6 +61,7 @@ def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) 
         "about": scenario.about,
         "mode": scenario.mode,
         "seed": report.seed,
+        "method": scenario.method,
         "duration_s": scenario.duration_s,
         "peers": scenario.num_peers,
         "faults": len(report.schedule),

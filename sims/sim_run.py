@@ -26,6 +26,7 @@ from farflung.sims.recorder import Recorder
 from farflung.sims.report import REPORT, report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_run import AnyPlan, Playable, make_playable, simulate_any
+from farflung.sims.scenario_toml import keep_scenario
 from farflung.sims.sim_folder import run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
@@ -48,7 +49,7 @@ def run_scenario(
     quiet: bool,
     costs: Costs | None = None,
 ) -> Result:
-    """Run a scenario and judge it; `out` gets `events.log`, `result.json`, and what reports are made of with one made of it; `seed`, `method` and `costs` are in
+    """Run a scenario and judge it; `out` gets `events.log`, `result.json`, `scenario.toml`, which repeats it, and what reports are made of with one made of it; `seed`, `method` and `costs` are in
     the place of the scenario's; `quiet`: nothing is said but how far it is. Raises ConfigError.
     """
     path = find_scenario(name)
@@ -59,6 +60,8 @@ def run_scenario(
     if method is not None:
         scenario = msgspec.structs.replace(scenario, method=method)
     seed = scenario.seed if seed is None else seed
+    if out is not None:
+        keep_scenario(out, scenario, seed, path)
     return play_scenario(scenario, seed, make_schedule(scenario, seed, path.parent), out=out, quiet=quiet)
 
 
@@ -85,6 +88,7 @@ def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Pat
         report.violations,
         result["expected"],
         between=(START_UNIX_S, until),
+        seed=seed,
         ledger=report.ledger,
     )
     shown = broken_in(Logs(events=witness.events, run=facts))

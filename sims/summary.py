@@ -38,7 +38,7 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
     their presence that went into each of `spans.USES`}}. * `pipeline`: see `pipeline_log.pipeline_figures`;
     rounds, tokens and samples are those of stage 0, for those of the others count the same again. * `recoveries`: of stages that were
     begun anew, see `pipeline_recoveries.told`. * `shadows`: see `shadow_figures`. * `judged`:
-    what a judge beside the nodes found broken, and `expected`: [{what, got, met}], both as the facts have them. * `begin_late`: {name: seconds of the
+    what a judge beside the nodes found broken, `expected`: [{what, got, met}], `seed` and `method`, all as the facts have them. * `begin_late`: {name: seconds of the
     run} of peers the beginning of whose log is missing, so that all of this is of the rest. * `unwritten`: {name: [lines, from, until]} of peers whose log lacks
     lines that a full disk did not take: how many in all, and the seconds of the run between which that was.
     """
@@ -101,6 +101,8 @@ def summarise(events_by_peer: Events, run: RunFacts) -> dict[str, Any]:
         "recoveries": [told(one, run.started) for one in recoveries(events_by_peer, steps, kills(run.timeline))],
         "shadows": shadow_figures(logs),
         "judged": run.violations,
+        "seed": run.seed,
+        "method": run.method,
         "expected": [structs.asdict(one) for one in run.expected],
         "begin_late": {
             logs.name(peer): round(events[0]["time"] - run.started, 1)

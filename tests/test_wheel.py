@@ -56,6 +56,8 @@ FIGURES = {
     "begin_late",
     "unwritten",
     "delay_steps",
+    "seed",
+    "method",
 }
 """Of the demo's JSON."""
 

@@ -13,12 +13,12 @@ from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS
 from farflung.sims.choices import Choices
 from farflung.sims.churn import make_schedule
 from farflung.sims.failure import kind_of, replay
-from farflung.sims.fuzzing import SCENARIO, SHRINK_TRIES, make_small, play, write_found
+from farflung.sims.fuzzing import SHRINK_TRIES, make_small, play, write_found
 from farflung.sims.main import app
 from farflung.sims.scenario import load_scenario, parse_scenario
 from farflung.sims.scenario_drawing import ATTACKS, GROWS_EVERY, MAX_SIZE, NATS, WHATS, draw_scenario, size_of
 from farflung.sims.scenario_run import plan_scenario
-from farflung.sims.scenario_toml import write_scenario
+from farflung.sims.scenario_toml import SCENARIO, write_scenario
 
 
 def test_whatever_is_drawn_is_a_scenario_can_be_run_and_is_its_file() -> None:

@@ -327,7 +327,7 @@ def test_three_processes_train_one_is_killed_and_all_of_it_is_told(text: str, tm
         ("join", "near/1"),
     ]
     assert facts.ledger is not None and set(events) <= set(names)
-    for name in ("events.log", "report.html", "report.json", "result.json", "near-0.txt", "far-0.txt"):
+    for name in ("events.log", "report.html", "report.json", "result.json", "scenario.toml", "near-0.txt", "far-0.txt"):
         assert (out / name).exists(), name
     steps = {names[peer]: [e["seconds"] for e in told if e["event"] == "step"] for peer, told in events.items()}
     assert steps["near/0"], "it is there from the beginning; who comes later may come too late to train"

@@ -3,13 +3,16 @@
 import io
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from farflung.protocol.errors import ConfigError
 from farflung.sims.audit_samples import account
 from farflung.sims.churn import make_schedule
+from farflung.sims.costs import Costs
 from farflung.sims.facts import Incident, load_folder
 from farflung.sims.faults import (
     Delay,
@@ -27,15 +30,17 @@ from farflung.sims.faults import (
 )
 from farflung.sims.logs import Logs
 from farflung.sims.recorder import Recorder
+from farflung.sims.report import load_scenes, render
 from farflung.sims.scenario import parse_scenario
 from farflung.sims.scenario_run import make_playable
+from farflung.sims.scenario_toml import SCENARIO
 from farflung.sims.sim_folder import timeline_of
 from farflung.sims.sim_run import run_scenario
 from farflung.sims.swarm import START_UNIX_S
 from farflung.training.presets import num_parameters, preset
 from farflung.training.tokenizer import ByteTokenizer
 
-SCENARIO = """
+FOUR = """
 about = "Four peers, one of which is killed."
 mode = "cost"
 method = "none"
@@ -81,7 +86,7 @@ min_training_share = 1.0
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    (folder / "four.toml").write_text(SCENARIO)
+    (folder / "four.toml").write_text(FOUR)
     result = run_scenario(str(folder / "four.toml"), seed=1, out=folder / "out", quiet=True)
     assert result["violations"] == [] and not result["passed"], "nobody can have forty members"
     return folder / "out"
@@ -131,7 +136,7 @@ def test_costs_have_the_bits_of_the_manifests_codecs_and_whole_states(out: Path)
 
 
 def test_costs_have_no_loss_of_a_few_samples_either(tmp_path: Path) -> None:
-    scenario = parse_scenario(SCENARIO, name="four")
+    scenario = parse_scenario(FOUR, name="four")
     playable = make_playable(scenario, 1, make_schedule(scenario, 1, tmp_path))
     file = io.BytesIO()
     evaluated = {"event": "outer.eval", "time": 1.0, "peer": 0, "swarm": "sim", "version": 1, "loss": None}
@@ -149,6 +154,51 @@ def test_control_messages_are_as_long_as_they_are(out: Path) -> None:
     sent = sum([e for e in one if e["event"] == "net"][-1]["sent_bytes"] for one in events.values())
     rounds = sum(e["sent_bytes"] for one in events.values() for e in one if e["event"] == "round.commit")
     assert rounds < sent < 1.5 * rounds
+
+
+BRIEF = """
+about = "Two peers, one of which is there as it was recorded."
+mode = "cost"
+duration_s = 40.0
+[manifest.model]
+preset = "tiny"
+[manifest.swarm]
+batch_tokens = 1024
+inner_steps = 4
+min_round_s = 2.0
+[[peers]]
+name = "home"
+count = 1
+tokens_per_s = 2000.0
+[[peers]]
+name = "far"
+count = 1
+tokens_per_s = 2000.0
+trace = "far.csv"
+"""
+
+
+def test_the_folder_says_what_was_run_and_that_can_be_run_again(tmp_path: Path) -> None:
+    """With the seed, the method and the costs that took the place of the file's, and the trace, wherever the folder is."""
+    file, out = tmp_path / "in" / "brief.toml", tmp_path / "out"
+    file.parent.mkdir()
+    file.write_text(BRIEF)
+    (file.parent / "far.csv").write_text("start_s,end_s,host\n5,30,a\n")
+    run_brief = partial(run_scenario, quiet=True)
+    result = run_brief(str(file), seed=5, method="thrifty", out=out, costs=Costs(start_s=2.0))
+    assert run_brief(str(out / SCENARIO), seed=None, out=None)["log_sha256"] == result["log_sha256"]
+    run, _ = load_folder(out)
+    figures = json.loads((out / "report.json").read_text())
+    told = {"seed": 5, "method": "thrifty"}
+    assert (run.seed, run.method) == (5, "thrifty") and all(one | told == one for one in (result, figures))
+    other = tmp_path / "other"
+    assert run_brief(str(file), seed=6, out=other)["log_sha256"] != result["log_sha256"]
+    page = re.sub(r"<[^>]*>", "|", render(load_scenes([out, other])))
+    assert "|method, seed||thrifty, 5||default, 6|" in page
+    before = (out / SCENARIO).read_bytes()
+    with pytest.raises(ConfigError, match="name another folder"):
+        run_brief(str(out / SCENARIO), seed=7, out=out)
+    assert (out / SCENARIO).read_bytes() == before
 
 
 def test_samples_are_followed_to_the_end(out: Path) -> None:
