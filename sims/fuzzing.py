@@ -5,10 +5,11 @@ fewer and lower choices as long as it breaks in the same way (`failure.kind_of`)
 its own: beside what `failure` writes, `scenario.toml`, which `farflung sim run` plays.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -41,7 +42,8 @@ LENGTHENS = ("calm", "tail")
 def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path) -> Result:
     """Search seeds for violations; each is made small and written to `out/fuzz-SEED`. Begins no seed after `minutes`, if given. How far it is goes to stderr.
 
-    Raises ConfigError when nothing can be written to `out`; it is only there at the end if something failed, or if it was before.
+    Raises ConfigError when nothing can be written to `out`; it is only there at the end if something failed, or if it was before. Whatever else it raises is a
+    defect of the search or of the simulator: its seed is told on stderr and noted on the error, and the scenario lies in `out/fuzz-SEED`.
     """
     was_there = out.exists()
     check_outputs(folders=[out])
@@ -54,25 +56,50 @@ def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path) -> Result:
     for seed in range(first, first + seeds):
         if time.monotonic() >= ends_at:
             break
-        choices = Choices(seed)
-        report = play(draw_scenario(seed, choices))[1]
+        with _named(seed, console):
+            failed += _search(seed, out / f"fuzz-{seed}", console)
         tried += 1
+    return {"first": first, "tried": tried, "failed": failed}
+
+
+def _search(seed: int, folder: Path, console: Console) -> list[Result]:
+    """What one seed came to: nothing, or what it broke."""
+    choices = Choices(seed)
+    scenario = draw_scenario(seed, choices)
+    with _kept(folder, scenario):
+        report = play(scenario)[1]
         said = report.violations[0] if report.violations else "ok"
         console.print(f"seed {seed}: {report.num_peers} peers, {report.rounds} rounds, {said}", markup=False)
         if not report.violations:
-            continue
+            return []
         small = _make_small(seed, choices.taken, report)
-        found = write_found(out / f"fuzz-{seed}", small)
-        failed.append(
-            {
-                "seed": seed,
-                "violations": found.violations,
-                "peers": small.num_peers,
-                "happenings": len(small.happenings),
-                "folder": str(out / f"fuzz-{seed}"),
-            }
-        )
-    return {"first": first, "tried": tried, "failed": failed}
+        found = write_found(folder, small)
+    size = {"peers": small.num_peers, "happenings": len(small.happenings)}
+    return [{"seed": seed, "violations": found.violations, **size, "folder": str(folder)}]
+
+
+@contextlib.contextmanager
+def _named(seed: int, console: Console) -> Iterator[None]:
+    """An error that ends the search, and so is ours and no node's, names the seed."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"farflung sim fuzz --first {seed} --seeds 1")
+        said = "; ".join(error.__notes__)
+        console.print(f"seed {seed}: {type(error).__name__} ends the search: {said}", markup=False)
+        raise
+
+
+@contextlib.contextmanager
+def _kept(folder: Path, scenario: Scenario) -> Iterator[None]:
+    """And what was drawn is left, to be played by itself."""
+    try:
+        yield
+    except Exception as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SCENARIO).write_text(write_scenario(scenario), encoding="utf-8")
+        error.add_note(f"farflung sim run {folder / SCENARIO}")
+        raise
 
 
 def _make_small(seed: int, choices: Mapping[str, int], report: Report) -> Scenario:

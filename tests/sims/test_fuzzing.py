@@ -10,6 +10,7 @@ from tests.thorough import further
 from typer.testing import CliRunner
 
 from farflung.protocol.manifest_sections import CHECKFREE, CHECKFREE_PLUS
+from farflung.sims import fuzzing
 from farflung.sims.choices import Choices
 from farflung.sims.churn import make_schedule
 from farflung.sims.failure import kind_of, replay
@@ -86,6 +87,23 @@ def test_what_is_broken_is_found_made_small_and_played_from_its_file(
     assert again.exit_code == 1 and json.loads(again.stdout)["violations"][0] == found["violations"][0]
     replayed = CliRunner().invoke(app, ["sim", "replay", str(folder)])
     assert replayed.exit_code == 0 and "the same log" in replayed.output
+
+
+def test_what_ends_the_search_names_its_seed_and_leaves_its_scenario(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A defect of the simulator, and not of a node."""
+
+    def fails(plan: object, **_: object) -> None:
+        raise KeyError("nobody has thought of it")
+
+    monkeypatch.setattr(fuzzing, "simulate_any", fails)
+    fuzzed = CliRunner().invoke(app, ["sim", "fuzz", "--first", "7", "--out", str(tmp_path / "out")])
+    file = tmp_path / "out" / "fuzz-7" / SCENARIO
+    assert isinstance(fuzzed.exception, KeyError) and any("--first 7" in note for note in fuzzed.exception.__notes__)
+    told = " ".join(fuzzed.stderr.split())
+    assert "seed 7: KeyError ends the search" in told and "fuzz-7" in told
+    assert load_scenario(file) == draw_scenario(7, Choices(7))
 
 
 @pytest.mark.slow
