@@ -51,8 +51,8 @@ class Scene:
 
     @property
     def slug(self) -> str:
-        """What the ids of its pictures end with, in a page that tells of several runs no other's; the label as far as ids can have it."""
-        return f"{self.place}-{re.sub(r'[^a-z0-9]+', '-', self.label.lower())}"
+        """What the ids of its pictures end with, in a page that tells of several runs no other's: its place, and the label as far as ids can have it."""
+        return f"{self.place}-{re.sub(r'[^a-z0-9]+', '-', self.label.lower())}" if self.label else ""
 
     @property
     def seconds(self) -> float:
