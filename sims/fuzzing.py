@@ -86,7 +86,7 @@ def _named(seed: int, console: Console) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"farflung sim fuzz --first {seed} --seeds 1")
         said = "; ".join(error.__notes__)
-        console.print(f"seed {seed}: {type(error).__name__} ends the search: {said}", markup=False)
+        console.print(f"seed {seed}: {type(error).__name__} ends the search: {said}", markup=False, soft_wrap=True)
         raise
 
 

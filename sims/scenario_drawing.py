@@ -7,6 +7,8 @@ In the calm everybody is back (`Scenario.calm_s`). It is so long that what is sl
 longest lap has twelve of them. Nor are rounds quicker than links: a newcomer whose link cannot carry the means of all rounds never catches up, as is known.
 """
 
+from typing import Literal
+
 import msgspec
 
 from farflung.node.manifest_filling import NO_METHOD
@@ -61,6 +63,8 @@ ATTACKS: tuple[Attack, ...] = (
     "equivocate",
 )
 
+GREETINGS: tuple[Literal["sent", "reckoned"], ...] = ("sent", "reckoned")
+
 JOIN_S = ((0.0, 0.0), (0.0, 10.0), (0.0, 60.0), (40.0, 100.0))
 
 NATS: tuple[Nat, ...] = ("none", "cone", "symmetric")
@@ -93,7 +97,7 @@ def draw_scenario(seed: int, choices: Choices) -> Scenario:
         method=NO_METHOD,
         manifest=manifest,
         peers=peers,
-        network=_network(choices),
+        network=_network(choices, kind),
         costs=Costs(
             start_s=choices.maybe("costs/start_s", (0.0, 3.0)), message_s=choices.maybe("costs/message_s", (0.0, 0.02))
         ),
@@ -153,13 +157,15 @@ def _lasting(choices: Choices, name: str, means_s: tuple[float, ...]) -> Lasting
     return Lasting(kind="exponential" if shape == 1.0 else "weibull", mean_s=mean_s, shape=shape)
 
 
-def _network(choices: Choices) -> Network:
+def _network(choices: Choices, kind: Kind) -> Network:
     return Network(
         loss=choices.maybe("network/loss", (0.0, 0.01, 0.05, 0.1)),
         duplicate=choices.maybe("network/duplicate", (0.0, 0.05, 0.3)),
         reorder=choices.maybe("network/reorder", (0.0, 0.1, 0.5)),
         jitter_ms=choices.maybe("network/jitter_ms", (5.0, 0.0, 50.0, 200.0)),
         clock_skew_s=choices.maybe("network/clock_skew_s", (0.0, 1.0, 10.0)),
+        # in a pipeline each is sent; where models train, greetings are not what takes long
+        greetings=choices.maybe("network/greetings", GREETINGS) if kind == "cost" else "sent",
     )
 
 

@@ -36,6 +36,11 @@ def test_whatever_is_drawn_is_a_scenario_can_be_run_and_is_its_file() -> None:
     assert {peers.nat for peers in classes} == set(NATS)
     assert {attack for peers in classes for attack in peers.attacks} == set(ATTACKS)
     assert {happening.what for one in scenarios for happening in one.happenings} == set(WHATS)
+    assert {(one.mode, one.network.greetings) for one in scenarios} == {
+        ("cost", "sent"),
+        ("cost", "reckoned"),
+        ("real", "sent"),
+    }
     assert any(peers.session for peers in classes) and any(peers.stage for peers in classes)
     manifest = {(section, key) for one in scenarios for section, keys in one.manifest.items() for key in keys}
     assert {("swarm", key) for key in ("fragments", "delay_steps", "mix", "uplink_codec", "max_group")} <= manifest
@@ -101,8 +106,7 @@ def test_what_ends_the_search_names_its_seed_and_leaves_its_scenario(
     fuzzed = CliRunner().invoke(app, ["sim", "fuzz", "--first", "7", "--out", str(tmp_path / "out")])
     file = tmp_path / "out" / "fuzz-7" / SCENARIO
     assert isinstance(fuzzed.exception, KeyError) and any("--first 7" in note for note in fuzzed.exception.__notes__)
-    told = " ".join(fuzzed.stderr.split())
-    assert "seed 7: KeyError ends the search" in told and "fuzz-7" in told
+    assert f"seed 7: KeyError ends the search: farflung sim run {file}; farflung sim fuzz --first 7" in fuzzed.stderr
     assert load_scenario(file) == draw_scenario(7, Choices(7))
 
 
