@@ -292,9 +292,9 @@ class Exchange:
             round_.contributions.clear()
 
     async def fetch_due(self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId]) -> None:
-        """Fetch a mean that the current round still lacks."""
+        """Fetch a mean that the current round still lacks, unless that is under way: proposers repeat what they say."""
         round_ = self._rounds.get(plan_id)
-        if round_ is not None:
+        if round_ is not None and not self.fetcher.seeks(plan_id, part, digest, holders):
             with self._news.span("fetch", round_.plan.height):
                 await self.fetcher.fetch(
                     plan_id, part, digest, holders, round_.plan.parts[part], self._means_of(round_.plan)

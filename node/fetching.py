@@ -1,10 +1,12 @@
 """Means from those who hold them: for a round that lacks one, and for rounds that went by while a node was away.
 
-What comes back is checked before it is kept: its digest, and that it decodes.
+What comes back is checked before it is kept: its digest, and that it decodes. Of each mean one transfer is under way at a time: two would share a slow link, and
+neither would come in time.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from farflung.compression.codec import CodecError, Payload, VectorCodec
@@ -70,6 +72,16 @@ class FetchNews(Protocol):
     def refused(self, error: RemoteError) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Search:
+    """For one mean."""
+
+    asks: PeerId | None = None
+    """Who may be sending it now."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Or another has taken its place."""
+
+
 class Fetcher:
     """Asks for means, and gives those that are here."""
 
@@ -90,6 +102,8 @@ class Fetcher:
         self._news = news
         self._received = received
         """Told the plan and the bytes of what came from others."""
+        self._searches: dict[tuple[bytes, int, bytes], _Search] = {}
+        """Those under way, by plan, part and digest."""
 
     def serve(self) -> None:
         """Answer requests."""
@@ -102,10 +116,32 @@ class Fetcher:
         payload, _ = await self._search(plan_id, part, digest, holders, bounds, codec)
         return payload
 
+    def seeks(self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId]) -> bool:
+        """Whether a mean is being looked for, and of no one who is none of the `holders` any more: who has died takes long to fail."""
+        search = self._searches.get((plan_id, part, digest))
+        return search is not None and search.asks in (None, *holders)
+
     async def _search(
         self, plan_id: bytes, part: int, digest: bytes, holders: Sequence[PeerId], bounds: Bounds, codec: MeanPolicy
     ) -> tuple[Payload | None, bool]:
         """What `fetch` says, and whether a None is final: all `holders` have been heard and have no such mean."""
+        key = plan_id, part, digest
+        while self.seeks(plan_id, part, digest, holders):
+            await self._searches[key].over.wait()
+        if key in self._searches:  # the one that it asks may be dead
+            self._searches[key].over.set()
+        search = self._searches[key] = _Search()
+        try:
+            return await self._ask_around(search, MeanRequest(plan_id, part, digest), holders, bounds, codec)
+        finally:
+            search.over.set()
+            if self._searches.get(key) is search:
+                del self._searches[key]
+
+    async def _ask_around(
+        self, search: _Search, request: MeanRequest, holders: Sequence[PeerId], bounds: Bounds, codec: MeanPolicy
+    ) -> tuple[Payload | None, bool]:
+        plan_id, part, digest = request.plan, request.part, request.digest
         here = await self._means.get(plan_id, part, digest)
         if here is not None:
             self._news.mean_held(plan_id, part, digest)
@@ -114,10 +150,11 @@ class Fetcher:
         others = rotated(holders, self._network.peer_id)
         turns = slow_ones_last(others, [self._news.uplink_of(peer) for peer in others])
         for peer in sorted(turns, key=self._news.hears, reverse=True):  # whom we do not hear takes us many seconds
+            if search.over.is_set():
+                return None, False
+            search.asks = peer
             try:
-                payload = await self._fetch_from(
-                    peer, MeanRequest(plan_id, part, digest), bounds, part_codec(codec, bounds)
-                )
+                payload = await self._fetch_from(peer, request, bounds, part_codec(codec, bounds))
             except NetworkError as error:
                 self._news.unreachable(peer, str(error))
                 final = False
@@ -125,6 +162,8 @@ class Fetcher:
             except RemoteError as error:
                 self._news.refused(error)
                 continue
+            finally:
+                search.asks = None
             if payload is None:
                 continue
             await self._means.put(plan_id, part, payload, replace=True)
