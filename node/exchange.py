@@ -371,6 +371,7 @@ class Exchange:
             raise Refused(f"a contribution of {header.nbytes} bytes to part {header.part}", peer=stream.peer)
         if stream.peer in round_.contributions.get(header.part, {}):  # sent again, since our answer was lost
             await framing.drain(stream, header.nbytes)
+            self._rounds.check(header.plan, round_, stream.peer)
             await stream.write(ACK, overhead=len(ACK))
             return
         with self.receiving.transfer(header.nbytes):
@@ -381,9 +382,10 @@ class Exchange:
             )
         except CodecError as error:
             raise Malformed(f"a contribution to part {header.part}: {error}", peer=stream.peer) from error
-        await stream.write(ACK, overhead=len(ACK))
+        self._rounds.check(header.plan, round_, stream.peer)
         round_.received_bytes += header.nbytes
         self._store_contribution(header.plan, round_, header.part, stream.peer, payload)
+        await stream.write(ACK, overhead=len(ACK))
 
     async def _take_mean(self, stream: Stream, header: MeanHeader, round_: Round, part: Part) -> None:
         if part.owner != stream.peer:
@@ -393,8 +395,7 @@ class Exchange:
             raise Refused(f"a mean of {header.nbytes} bytes for part {header.part}", peer=stream.peer)
         with self.receiving.transfer(header.nbytes):
             payload = await framing.read_payload(stream, header.nbytes)
-        if header.plan not in self._rounds:
-            raise Refused("a mean for a plan that is over", peer=stream.peer)
+        self._rounds.check(header.plan, round_, stream.peer)
         round_.received_bytes += header.nbytes
         if header.lacks is not None and header.part not in round_.own:
             # We were started again meanwhile: the mean is fetched when it is missed.
@@ -447,7 +448,7 @@ class Exchange:
     # ---- small things ------------------------------------------------------------------------------------------
 
     def _store_contribution(self, plan_id: bytes, round_: Round, part: int, peer: PeerId, payload: Payload) -> None:
-        if plan_id in self._rounds and peer not in round_.contributions.setdefault(part, {}):
+        if self._rounds.get(plan_id) is round_ and peer not in round_.contributions.setdefault(part, {}):
             round_.contributions[part][peer] = payload
             self._news.contribution_arrived(plan_id, part, peer)
 

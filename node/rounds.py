@@ -118,6 +118,12 @@ class Rounds:
             raise Refused("a transfer for a plan that is over", peer=peer)
         return self._under_way[plan_id]
 
+    def check(self, plan_id: bytes, round_: Round, peer: PeerId) -> None:
+        """Raises Refused naming `peer` when the plan has been dropped since it sent what it did for `round_`; also when it has been taken up again, for nothing of
+        that time is kept."""
+        if self._under_way.get(plan_id) is not round_:
+            raise Refused("a transfer for a plan that was dropped meanwhile", peer=peer)
+
     async def _announced(self, plan_id: bytes, peer: PeerId) -> None:
         waiter = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(plan_id, []).append(waiter)

@@ -15,6 +15,7 @@ from tests.node.lab import (
     numel,
     payload_of,
     peer,
+    round_of,
     say,
     stored,
 )
@@ -142,3 +143,31 @@ def test_a_plan_that_is_over_takes_nothing_more() -> None:
         assert [type(e) for e in b.errors] == [Refused] and not b.arrived
 
     in_lab(2, main)
+
+
+@pytest.mark.parametrize("what", ["a contribution", "one that is here", "a mean"])
+def test_what_was_on_its_way_while_its_plan_was_dropped_and_taken_up_again_is_sent_again(what: str) -> None:
+    """What was kept of the plan went with it: who is told that it has arrived does not send it again, and the part has no mean."""
+
+    async def main(lab: Lab) -> None:
+        a, b = lab.nodes
+        plan = accept(lab)
+        part = 0 if what == "a mean" else 1
+        payload = payload_of(numel(plan, part), 1)
+        header: ContributionHeader | MeanHeader = ContributionHeader(PLAN_ID, part, len(payload))
+        if what == "a mean":
+            header = MeanHeader(PLAN_ID, part, len(payload))
+        if what == "one that is here":
+            assert await say(a.network, b.id, KIND, header, payload) == ACK
+        sending = lab.group.create_task(say(a.network, b.id, KIND, header, payload))
+        await asyncio.sleep(2.0)
+        assert not sending.done()
+        b.exchange.forget(PLAN_ID)
+        b.exchange.expect(PLAN_ID, plan)
+        assert await sending is None and [type(e) for e in b.errors] == [Refused] and b.errors[0].peer == a.id
+        assert not round_of(b).contributions and not b.held
+        assert await say(a.network, b.id, KIND, header, payload) == ACK
+        assert round_of(b).contributions == ({} if what == "a mean" else {1: {a.id: payload}})
+        assert b.held.keys() == ({(PLAN_ID, 0)} if what == "a mean" else set())
+
+    in_lab(2, main, up_bytes_per_s=60.0, window_bytes=64)
