@@ -9,12 +9,13 @@ from farflung.node import framing
 from farflung.node.learner import Learner
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.slots import Slots
-from farflung.node.statesync import CHUNK_S, VERSION_BYTES, Download
-from farflung.protocol.errors import Refused, RemoteError
+from farflung.node.statesync import CHUNK_S, QUICK_S, VERSION_BYTES, Download
+from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.headers import ChunkList, ChunkListRequest, ChunkRequest, PiecesRequest
 
 SERVED_AT_ONCE = 4
-"""Chunks a donor sends at the same time; more wait their turn, so that newcomers do not take the uplink from rounds."""
+"""Chunks a donor sends at the same time; more wait their turn, so that newcomers do not take the uplink from rounds. Fewer where the link is so slow that they do
+not come in time: of four of which none does nobody has anything, for ever."""
 
 TURN_S = 30.0
 """So long, from its first chunk, whoever has been served most comes before the others. Of a hundred that came at once all would else be through at the end, and none
@@ -79,12 +80,26 @@ class Donor:
                 raise Refused(f"asked for chunk {request.index}", peer=stream.peer)
             if loop.time() >= turn:
                 served = 0
-            async with asyncio.timeout(CHUNK_S), self._slots.slot(served):
-                version, data = await self._chunk(request.index)
-                await stream.write(version.to_bytes(VERSION_BYTES, "big"), overhead=VERSION_BYTES)
-                await framing.write_blob(stream, data)
+            async with self._slots.slot(served, within_s=CHUNK_S):
+                await self._send(stream, request.index)
             turn = loop.time() + TURN_S if served == 0 else turn
             served += 1
+
+    async def _send(self, stream: Stream, index: int) -> None:
+        """Raises NetworkError, or TimeoutError when it takes too long."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(CHUNK_S):
+                version, data = await self._chunk(index)
+                await stream.write(version.to_bytes(VERSION_BYTES, "big"), overhead=VERSION_BYTES)
+                await framing.write_blob(stream, data)
+        except (NetworkError, TimeoutError):
+            if loop.time() - began >= QUICK_S:  # else whoever asked has gone
+                self._slots.fewer()
+            raise
+        if data is not None and loop.time() - began < QUICK_S:
+            self._slots.more()
 
     async def _chunk(self, index: int) -> tuple[int, bytes | None]:
         """Version and bytes; no bytes: not here."""

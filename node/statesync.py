@@ -63,7 +63,7 @@ FELLOW_STREAMS = 4
 """To newcomers at the same time, beside those to donors."""
 
 CHUNK_S = 60.0
-"""Until a chunk is here: a megabyte over a fifth of a megabit per second."""
+"""Until a chunk begins to come, for others may come before us, and then until it is here: a megabyte over a fifth of a megabit per second."""
 
 LIST_BYTES_PER_CHUNK = 34
 """A digest of 32 bytes in MessagePack."""
@@ -387,6 +387,7 @@ class StateSync:
                 async with asyncio.timeout(CHUNK_S):
                     await framing.write_header(stream, ChunkRequest(index))
                     version = int.from_bytes(await framing.read_exactly(stream, VERSION_BYTES), "big")
+                async with asyncio.timeout(CHUNK_S):
                     data = await framing.read_blob(stream, CHUNK_BYTES)
                 if data is None:
                     raise NetworkError("the chunk is not there any more")

@@ -10,6 +10,7 @@ from tests.node.lab import NUMEL, OUTER, Lab, Node, in_lab
 
 from farflung.compression.digest import digest_of
 from farflung.node import framing, statesync
+from farflung.node.donor import SERVED_AT_ONCE
 from farflung.node.network import Stream
 from farflung.node.statesync import CHUNK_S, LATE_S, QUICK_S, Download
 from farflung.protocol.errors import LimitExceeded, Malformed, NetworkError, Refused, RemoteError
@@ -249,6 +250,36 @@ def test_many_donors_do_not_share_a_slow_link_so_that_nothing_comes_in_time() ->
         assert download.complete and me.learner.outer.digest() == others[0].learner.outer.digest()
 
     in_lab(8, main)
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_a_slow_donor_serves_fewer_at_once_so_that_something_comes_in_time(num: int) -> None:
+    """Of as many chunks as it sends at once over a quick link none was here within a minute, and all began anew, for ever."""
+
+    async def main(lab: Lab) -> None:
+        donor = Serving(lab.nodes[0])
+        lab.hub.set_link(donor.node.id, LinkModel(up_bytes_per_s=25.0, window_bytes=64))
+        downloads: list[Download] = []
+
+        async def join(node: Node) -> None:
+            sync, download, _, note = newcomer(node)
+            downloads.append(download)
+            while not download.complete:
+                await sync.fetch(download, [donor.node.id], note)
+                await asyncio.sleep(1.0)
+            assert node.learner.outer.digest() == donor.digest
+
+        async with asyncio.timeout(num * 600.0), asyncio.TaskGroup() as group:
+            for node in lab.nodes[1:]:
+                group.create_task(join(node))
+        assert sum(download.received_bytes for download in downloads) == num * 8 * NUMEL
+        assert donor.node.network.sent_bytes() < (num + 1) * 8 * NUMEL, "little was sent in vain"
+        lab.hub.set_link(donor.node.id, LinkModel())
+        for node in lab.nodes[1:]:
+            await join(node)
+        assert donor.donor._slots._number == SERVED_AT_ONCE, "for the link is quick now"
+
+    in_lab(1 + num, main)
 
 
 def test_nobody_is_asked_for_what_is_on_its_way() -> None:
