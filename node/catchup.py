@@ -257,6 +257,7 @@ class Catchup:
                 await self._learn(self._sync.roll, chunks, updates, self._learner.outer.advance_)
                 download.have |= dict.fromkeys(chunks, target)
                 download.rolling = False
+            await self._exchange.rolled(commit.round)
 
     def _donors(self, download: Download) -> list[PeerId]:
         """Everybody alive who holds a state, beginning at a place of our own so that newcomers do not all ask the same."""

@@ -306,6 +306,10 @@ class Exchange:
         """What `Fetcher.collect` says. `last`: the round is the last one of the run."""
         return await self.fetcher.collect(result, holders, self._means_codec(last=last), attempts=attempts)
 
+    async def rolled(self, result: RoundResult) -> None:
+        """Downloaded state has been brought over a committed round with what `collect` got, as far as that was possible."""
+        await self._means.pass_by(result.plan)
+
     def decode(self, result: RoundResult, means: dict[int, Payload], *, last: bool) -> list[Update]:
         """The updates of a committed round, good until the next call: they lie where those of the last round did, for to get so much fresh memory from the
         system takes six times as long as to decode. Raises CodecError. Blocks: call through the door.

@@ -2,7 +2,8 @@
 
 A part counts as held only once it is on disk: members report what they hold, votes follow, and a node that is killed and started again still has
 what it voted for. So does everybody else, and a commit can never outlive its bytes. In memory are the means of undecided plans only; on disk,
-besides, those of recent commits, for those who catch up, and all since the last checkpoint of the learner.
+besides, those of recent commits, for those who catch up, and all since the last checkpoint of the learner, or the last few while its state is
+being downloaded.
 """
 
 import asyncio
@@ -35,6 +36,8 @@ class MeanStore:
         """Means of each plan that are about to be kept."""
         self._committed: deque[bytes] = deque()
         """Recent ones, the oldest first."""
+        self._passed: deque[bytes] = deque()
+        """And those that were not applied here (`pass_by`)."""
 
     async def put(
         self,
@@ -67,6 +70,7 @@ class MeanStore:
                 elif plan not in {
                     *self._undecided,
                     *self._committed,
+                    *self._passed,
                 }:  # given up meanwhile: nobody will ask for this mean
                     await self._aside(self._storage.drop_means, plan)
                 return digest
@@ -109,9 +113,22 @@ class MeanStore:
             return stored
         return None
 
-    def decide(self, plan: bytes) -> None:
-        """The plan is committed and applied."""
+    async def pass_by(self, plan: bytes) -> None:
+        """The plan is committed, and state that is being downloaded was brought over it. More of that state may have to be: means of the last such plans stay on
+        disk, and nothing of them in memory, for there may be any number of them until the download ends."""
         self._undecided.pop(plan, None)
+        if plan not in {*self._passed, *self._committed}:
+            self._passed.append(plan)
+        while len(self._passed) > KEPT_ROUNDS:
+            over = self._passed.popleft()
+            self._forget_digests(over)
+            await self._aside(self._storage.drop_means, over)
+
+    def decide(self, plan: bytes) -> None:
+        """The plan is committed and applied, or came with a downloaded state."""
+        self._undecided.pop(plan, None)
+        if plan in self._passed:
+            self._passed.remove(plan)
         self._protected.discard(plan)
         self._confirmed.discard(plan)
         self._early = {key for key in self._early if key[0] != plan}
@@ -138,4 +155,4 @@ class MeanStore:
 
     def needed(self) -> set[bytes]:
         """Plans whose means must stay on disk after a checkpoint."""
-        return {*self._undecided, *self._protected, *self._committed}
+        return {*self._undecided, *self._protected, *self._committed, *self._passed}

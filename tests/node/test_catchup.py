@@ -27,6 +27,7 @@ from tests.node.lab import CODEC, NUMEL, OUTER, Lab, in_lab, peer
 from farflung.compression.policy import uniform
 from farflung.compression.registry import parse_codec
 from farflung.node.catchup import FOLLOWED_ROUNDS
+from farflung.node.disk import KEPT_ROUNDS
 from farflung.node.statesync import Download
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, RoundResult
@@ -185,6 +186,30 @@ def test_the_last_round_is_the_mean_for_who_applies_it_and_for_downloaded_chunks
         await new.applier._catchup._roll_forward(download, 2)
         assert set(download.have.values()) == {2}
         assert new.node.learner.outer.digest() == toy.outer.digest()
+
+    in_lab(2, main)
+
+
+def test_a_long_download_does_not_gather_the_means_of_all_its_rounds() -> None:
+    """A newcomer on a slow link had those of a whole day in memory, and on its disk, beside a state that was as large."""
+
+    async def main(lab: Lab) -> None:
+        one, new = (Applying(lab, n) for n in lab.nodes)
+        history = await founded(one, new)
+        one.node.disk.means.clear()
+        chunks = new.node.learner.outer.num_chunks
+        download = Download(chunks, have=dict.fromkeys(range(chunks), 0))
+        for version in range(1, 2 * KEPT_ROUNDS + 1):
+            history.append(round_after(history[-1].commit))
+            await hold(one.node, version)
+            await one.take(history[-1])
+            new.hears(one)
+            new.member.history.append(history[-1])
+            if version % FOLLOWED_ROUNDS == 0:
+                await new.applier._catchup._roll_forward(download, version)
+                assert set(download.have.values()) == {version} and not new.node.means._undecided
+        assert new.node.learner.outer.digest() == expected(2 * KEPT_ROUNDS)
+        assert {plan for plan, _ in new.node.disk.means} == {plan_of(KEPT_ROUNDS + k + 1) for k in range(KEPT_ROUNDS)}
 
     in_lab(2, main)
 

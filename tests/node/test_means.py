@@ -49,6 +49,28 @@ def store(disk: MemoryStorage | None = None) -> tuple[MeanStore, MemoryStorage]:
     return MeanStore(disk, InlineDoor()), disk
 
 
+def test_of_rounds_that_go_by_during_a_download_the_last_few_are_on_disk_and_none_in_memory() -> None:
+    """It may take any number of rounds, and chunks that are still to come may be as old as others keep means."""
+
+    async def main() -> None:
+        means, disk = store()
+        for plan in PLANS:
+            await means.put(plan, 0, plan[:4])
+            for _ in range(2):
+                await means.pass_by(plan)
+            assert not means._undecided and await means.get(plan, 0, digest_of(plan[:4])) == plan[:4]
+        last = PLANS[-KEPT_ROUNDS:]
+        assert {plan for plan, _ in disk.means} == means.needed() == set(last)
+        assert {plan for plan, _ in means._digests} == set(last)
+        for plan in PLANS:  # the state is here
+            means.decide(plan)
+        assert means.needed() == set(last) and not means._passed
+        await means.pass_by(last[0])
+        assert not means._passed, "it is among the committed ones"
+
+    run(main())
+
+
 def test_held_means_on_disk() -> None:
     async def main() -> None:
         means, disk = store()

@@ -74,15 +74,28 @@ def test_a_peer_that_sends_much_and_is_sent_little_gets_a_larger_part() -> None:
 
 
 @pytest.mark.thorough
-def test_a_newcomer_whose_link_is_twice_what_the_rounds_need_joins() -> None:
-    """Its download takes far longer than means are kept, and no byte of the state comes twice."""
-    numel, joins_at, narrow = 12_000, 40.0, LinkModel(down_bytes_per_s=1000.0)
+def test_a_newcomer_whose_link_is_little_faster_than_the_rounds_joins() -> None:
+    """Its download takes far longer than means are kept, no byte of the state comes twice, and it does not keep the means of all rounds meanwhile. Of its link means
+    take a fifth, and control messages more than that in a swarm of so few parameters."""
+    numel, joins_at, narrow = 12_000, 40.0, LinkModel(down_bytes_per_s=2500.0)
     starts = (*(Start(at=0.5 * peer, peer=peer) for peer in range(3)), Start(at=joins_at, peer=3))
     schedule = Schedule(num_peers=4, duration_s=400.0, faults=starts)
     plan = toy_plan(7, schedule, Wire(step_s=(1.0,) * 4, numel=numel, codec=Int4(), fragments=3), calm_s=0.0)
     plan = replace(plan, links=lambda peer: narrow if peer == 3 else LinkModel())
-    report = simulate(plan, keep=True)
+    in_memory, on_disk = list[int](), list[int]()
+    """Bytes of means, and plans that have some, each second of the download."""
+
+    async def watch(swarm: Swarm) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            newcomer = swarm.peers.get(3)
+            if newcomer is not None and newcomer.applier.downloading:
+                in_memory.append(sum(len(mean) for of in newcomer._means._undecided.values() for mean in of.values()))
+                on_disk.append(len(swarm.disks[3].plans_with_means()))
+
+    report = simulate(plan, keep=True, meddler=watch)
     assert report.violations == [] and report.members == 4
+    assert max(in_memory) < 0.2 * 8 * numel and KEPT_ROUNDS <= max(on_disk) <= KEPT_ROUNDS + 2
 
     def told(what: str, peer: int) -> list[tuple[float, dict[str, Any]]]:
         lines = [line.split(maxsplit=3) for line in report.events]
