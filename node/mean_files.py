@@ -3,9 +3,9 @@
     header      part u32 | bytes u64 | CRC-32 of these two u32, big-endian
     payload     the encoded mean
 
-The last entry of a part is the one that counts. One file for all of a plan, for a file of its own for every mean takes an inode, a name and a
+Of a part there may be several entries: an early mean and one that takes its place, or what came again after a restart. One file for all of a plan, for a file of its own for every mean takes an inode, a name and a
 sync each. A kill can break off the last entry only: it is cut off before the next is appended. Payloads have no
-checksum of their own: whoever reads one knows its digest.
+checksum of their own: whoever reads one knows its digest, and what a power failure has torn is passed over for what was written before it.
 """
 
 import os
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from farflung.compression.codec import Payload
+from farflung.compression.digest import digest_of
 from farflung.node.durable import sync_folder, writing
 
 PLAN_BYTES = 16
@@ -56,19 +57,20 @@ class MeanFiles:
             file.write(payload)
         self._ends[path.name] = end + _HEADER_BYTES + len(payload)
 
-    def load(self, plan: bytes, part: int) -> bytes | None:
-        """What was appended last; None when nothing was, or not all of it."""
+    def load(self, plan: bytes, part: int, digest: bytes) -> bytes | None:
+        """The entry of that part with this digest; None when there is none, or not all of it."""
         try:
             file = self._path(plan).open("rb")
         except FileNotFoundError:  # perhaps dropped just now: a checkpoint is written by another thread
             return None
         with file:
-            found = {of: (start, num_bytes) for of, start, num_bytes in _entries(file)}
-            if part not in found:
-                return None
-            start, num_bytes = found[part]
-            file.seek(start)
-            return file.read(num_bytes)
+            for of, start, num_bytes in reversed(_entries(file)):
+                if of == part:
+                    file.seek(start)
+                    payload = file.read(num_bytes)
+                    if digest_of(payload) == digest:
+                        return payload
+        return None
 
     def sync(self, plan: bytes) -> None:
         """What has been appended survives a power failure from now on. Nothing is done where that is so already."""

@@ -64,7 +64,7 @@ class MeanStore:
                 void = key in self._early and plan not in self._confirmed
                 if held is not None and not replace and (early or not void):
                     return held
-                payload, digest = await self._aside(self._save, plan, part, payload, take)
+                payload, digest = await self._aside(self._save, plan, part, payload, take, held)
                 if self._undecided.get(plan) is of_plan:
                     self._hold(key, payload, digest, early=early)
                 elif plan not in {
@@ -91,13 +91,15 @@ class MeanStore:
             self._early.discard(key)
 
     def _save(
-        self, plan: bytes, part: int, payload: Payload, take: Callable[[Payload], Payload] | None
+        self, plan: bytes, part: int, payload: Payload, take: Callable[[Payload], Payload] | None, held: bytes | None
     ) -> tuple[Payload, bytes]:
-        """What is kept, and its digest."""
+        """What is kept, and its digest. What is `held` is on disk already, perhaps secured, as a copy of it would not be."""
         if take is not None:
             payload = take(payload)
-        self._storage.save_mean(plan, part, payload)
-        return payload, digest_of(payload)
+        digest = digest_of(payload)
+        if digest != held:
+            self._storage.save_mean(plan, part, payload)
+        return payload, digest
 
     def confirm(self, plan: bytes) -> None:
         """Early means of the plan, those that are still to come included, are as good as others: they may be reported, and stay."""
@@ -108,10 +110,7 @@ class MeanStore:
         payload = self._undecided.get(plan, {}).get(part)
         if payload is not None and self._digests[plan, part] == digest:
             return payload
-        stored = await self._aside(self._storage.load_mean, plan, part)
-        if stored is not None and await self._aside(digest_of, stored) == digest:
-            return stored
-        return None
+        return await self._aside(self._storage.load_mean, plan, part, digest)
 
     async def pass_by(self, plan: bytes) -> None:
         """The plan is committed, and state that is being downloaded was brought over it. More of that state may have to be: means of the last such plans stay on

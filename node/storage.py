@@ -124,7 +124,8 @@ class Storage(Protocol):
 
     def save_mean(self, plan: bytes, part: int, payload: Payload) -> None: ...
 
-    def load_mean(self, plan: bytes, part: int) -> bytes | None: ...
+    def load_mean(self, plan: bytes, part: int, digest: bytes) -> bytes | None:
+        """The mean that was saved with this digest."""
 
     def sync_means(self, plan: bytes) -> None:
         """All means of the plan that are here survive a power failure from now on."""
@@ -225,8 +226,8 @@ class FileStorage:
     def save_mean(self, plan: bytes, part: int, payload: Payload) -> None:
         self._means.append(plan, part, payload)
 
-    def load_mean(self, plan: bytes, part: int) -> bytes | None:
-        return self._means.load(plan, part)
+    def load_mean(self, plan: bytes, part: int, digest: bytes) -> bytes | None:
+        return self._means.load(plan, part, digest)
 
     def sync_means(self, plan: bytes) -> None:
         self._means.sync(plan)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from farflung.compression.codec import Payload
+from farflung.compression.digest import digest_of
 from farflung.node.learner import Learner
 from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.storage import Link, Place, TakeChunk
@@ -256,8 +257,9 @@ class MemoryStorage:
     def save_mean(self, plan: bytes, part: int, payload: Payload) -> None:
         self.means[plan, part] = bytes(payload)
 
-    def load_mean(self, plan: bytes, part: int) -> bytes | None:
-        return self.means.get((plan, part))
+    def load_mean(self, plan: bytes, part: int, digest: bytes) -> bytes | None:
+        mean = self.means.get((plan, part))
+        return mean if mean is not None and digest_of(mean) == digest else None
 
     def sync_means(self, plan: bytes) -> None:
         self._synced |= {key: mean for key, mean in self.means.items() if key[0] == plan}

@@ -1,4 +1,4 @@
-"""Means of a plan in one file: what was appended last counts, and what a kill breaks off is not there."""
+"""Means of a plan in one file: what was appended is found by its digest, and what a kill breaks off is not there."""
 
 import errno
 import os
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farflung.compression.digest import digest_of
 from farflung.node.mean_files import PLAN_BYTES, MeanFiles
 from farflung.protocol.errors import DiskFull, LocalError
 
@@ -17,8 +18,15 @@ PLAN, OTHER = b"p" * 32, b"o" * 32
 APPENDED = st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=20)), max_size=6)
 
 
+def has(files: MeanFiles, part: int, payload: bytes, plan: bytes = PLAN) -> bool:
+    """Whether that can be loaded."""
+    found = files.load(plan, part, digest_of(payload))
+    assert found in (None, payload)
+    return found is not None
+
+
 @given(appended=APPENDED, restarts=st.sets(st.integers(0, 5)))
-def test_what_was_appended_last_of_a_part_is_what_is_loaded(
+def test_what_was_appended_is_loaded(
     tmp_path_factory: pytest.TempPathFactory, appended: list[tuple[int, bytes]], restarts: set[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("means")
@@ -27,8 +35,11 @@ def test_what_was_appended_last_of_a_part_is_what_is_loaded(
         if k in restarts:
             files = MeanFiles(folder)
         files.append(PLAN, part, payload)
-    assert [files.load(PLAN, part) for part in range(4)] == [dict(appended).get(part) for part in range(4)]
-    assert files.load(OTHER, 0) is None and files.plans() == ({PLAN[:PLAN_BYTES]} if appended else set())
+    payloads = {payload for _, payload in appended}
+    assert all(has(files, part, payload) == ((part, payload) in appended) for part in range(4) for payload in payloads)
+    assert not any(has(files, 0, payload, OTHER) for payload in payloads) and files.plans() == (
+        {PLAN[:PLAN_BYTES]} if appended else set()
+    )
 
 
 def test_an_entry_that_a_kill_has_broken_off_is_not_there_and_the_next_takes_its_place(tmp_path: Path) -> None:
@@ -41,10 +52,25 @@ def test_an_entry_that_a_kill_has_broken_off_is_not_there_and_the_next_takes_its
     for length in range(len(whole), len(longer)):
         path.write_bytes(longer[:length])
         again = MeanFiles(tmp_path)
-        assert (again.load(PLAN, 0), again.load(PLAN, 1)) == (b"first", None)
+        assert has(again, 0, b"first") and not has(again, 1, b"second")
         again.append(PLAN, 2, b"third")
         again.append(PLAN, 1, b"again")
-        assert [again.load(PLAN, part) for part in range(3)] == [b"first", b"again", b"third"]
+        assert has(again, 0, b"first") and has(again, 1, b"again") and has(again, 2, b"third")
+
+
+@pytest.mark.parametrize("lost", ["payload", "all of it"])
+def test_what_a_power_failure_takes_of_a_copy_is_not_taken_of_what_was_secured(tmp_path: Path, lost: str) -> None:
+    """The system may have written how long the file is, and not what is in it."""
+    files = MeanFiles(tmp_path)
+    files.append(PLAN, 0, b"mean")
+    files.sync(PLAN)
+    (path,) = tmp_path.iterdir()
+    secured = path.stat().st_size
+    files.append(PLAN, 0, b"mean")
+    whole = path.read_bytes()
+    intact = secured + (len(whole) - secured - len(b"mean") if lost == "payload" else 0)
+    path.write_bytes(whole[:intact] + bytes(len(whole) - intact))
+    assert has(MeanFiles(tmp_path), 0, b"mean")
 
 
 @pytest.mark.parametrize("at", range(16))
@@ -57,7 +83,7 @@ def test_a_damaged_header_hides_what_follows(tmp_path: Path, at: int) -> None:
     data[len(data) // 3 + at] ^= 1
     path.write_bytes(data)
     again = MeanFiles(tmp_path)
-    assert [again.load(PLAN, part) for part in range(3)] == [b"mean", None, None]
+    assert [has(again, part, b"mean") for part in range(3)] == [True, False, False]
 
 
 def test_what_the_disk_did_not_take_is_said_and_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +117,9 @@ def test_what_the_disk_did_not_take_is_said_and_overwritten(tmp_path: Path, monk
         patched.setattr(Path, "open", lambda path, mode: Full(real(path, mode)) if mode == "ab" else real(path, mode))
         with pytest.raises(LocalError, match=rf"{PLAN[:PLAN_BYTES].hex()} cannot be written .*No space left"):
             files.append(PLAN, 1, b"second")
-    assert taken == 10 and files.load(PLAN, 1) is None
+    assert taken == 10 and not has(files, 1, b"second")
     files.append(PLAN, 1, b"second")
-    assert files.load(PLAN, 0) == b"first" and files.load(PLAN, 1) == b"second"
+    assert has(files, 0, b"first") and has(files, 1, b"second")
 
 
 def test_dropped_means_are_gone_and_others_stay(tmp_path: Path) -> None:
@@ -105,10 +131,10 @@ def test_dropped_means_are_gone_and_others_stay(tmp_path: Path) -> None:
     files.drop(PLAN[:PLAN_BYTES])
     files.drop(PLAN)
     files.sync(PLAN)
-    assert files.load(PLAN, 0) is None and files.load(OTHER, 0) == b"mean"
+    assert not has(files, 0, b"mean") and has(files, 0, b"mean", OTHER)
     assert files.plans() == {OTHER[:PLAN_BYTES]} and (tmp_path / "strange").exists()
     files.append(PLAN, 1, b"new")
-    assert files.load(PLAN, 0) is None and files.load(PLAN, 1) == b"new"
+    assert not has(files, 0, b"mean") and has(files, 1, b"new")
 
 
 def test_a_mean_that_is_dropped_while_somebody_looks_for_it_is_not_there(
@@ -124,7 +150,7 @@ def test_a_mean_that_is_dropped_while_somebody_looks_for_it_is_not_there(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", drop_first)
-        assert files.load(PLAN, 0) is None
+        assert not has(files, 0, b"mean")
         files.sync(PLAN)
 
 
@@ -176,4 +202,4 @@ def test_what_a_sync_was_refused_is_written_again_before_the_next(
             patched.setattr(os, "fsync", full)
             files.sync(PLAN)
     assert writes() and not writes()
-    assert [MeanFiles(tmp_path).load(PLAN, part) for part in (0, 1)] == [b"third", b"second"]
+    assert has(MeanFiles(tmp_path), 0, b"third") and has(MeanFiles(tmp_path), 1, b"second")

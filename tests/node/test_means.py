@@ -71,6 +71,24 @@ def test_of_rounds_that_go_by_during_a_download_the_last_few_are_on_disk_and_non
     run(main())
 
 
+def test_what_is_held_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been secured: a copy after it would not be."""
+
+    async def main() -> None:
+        means, disk = store()
+        saved: list[bytes] = []
+        save = disk.save_mean
+        monkeypatch.setattr(
+            disk, "save_mean", lambda plan, part, payload: (saved.append(payload), save(plan, part, payload))
+        )
+        for payload in (b"mean", b"mean", b"other", b"other"):
+            assert await means.put(PLANS[0], 0, payload, replace=True) == digest_of(payload)
+            assert await means.get(PLANS[0], 0, digest_of(payload)) == payload
+        assert saved == [b"mean", b"other"]
+
+    run(main())
+
+
 def test_held_means_on_disk() -> None:
     async def main() -> None:
         means, disk = store()

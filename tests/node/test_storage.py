@@ -26,6 +26,7 @@ from tests.node.storing import (
 from tests.protocol.alone import PAST
 from tests.protocol.bus import SWARM
 
+from farflung.compression.digest import digest_of
 from farflung.node import storage as storage_module
 from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.storage import FileStorage, Link, check_ours, newest_history
@@ -43,7 +44,7 @@ def test_a_fresh_folder_holds_nothing(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path / "swarm")
     assert storage.load_votes() == [] and storage.load_history() == [] and chunks(storage) == []
     assert load(storage) is None and storage.saved_learner() is None
-    assert storage.load_mean(PLANS[0], 0) is None
+    assert storage.load_mean(PLANS[0], 0, digest_of(b"mean")) is None
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
@@ -61,7 +62,8 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert again.load_votes() == [vote, elsewhere], "the newest of each group"
     assert again.load_history() == [Link(None, certified(0)), Link(None, certified(1))]
     assert load(again) == (1, place(1))
-    assert again.load_mean(PLANS[1], 3) == b"mean" and again.load_mean(PLANS[1], 2) is None
+    mean = digest_of(b"mean")
+    assert again.load_mean(PLANS[1], 3, mean) == b"mean" and again.load_mean(PLANS[1], 2, mean) is None
     assert chunks(again) == [(4, 9, b"chunk")]
     saved = again.saved_learner()
     assert saved is not None and saved[1] == place(1) and (saved[0] / "outer").exists()
@@ -85,7 +87,7 @@ def test_the_means_of_what_was_voted_for_outlive_a_clear(tmp_path: Path) -> None
         storage.save_mean(plan, 0, b"mean")
     storage.clear()
     again = FileStorage(tmp_path / "checkpoint")
-    assert [again.load_mean(plan, 0) for plan in PLANS[:2]] == [b"mean", None]
+    assert [again.load_mean(plan, 0, digest_of(b"mean")) for plan in PLANS[:2]] == [b"mean", None]
     assert again.plans_with_means() == {PLANS[0][:PLAN_BYTES]}
 
 
@@ -96,7 +98,7 @@ def test_a_checkpoint_drops_what_it_makes_unnecessary(tmp_path: Path) -> None:
     storage.save_chunk(0, 1, b"c")
     assert storage.plans_with_means() == {plan[:PLAN_BYTES] for plan in PLANS}
     save(storage, 1, PLANS[0], PLANS[1])
-    assert [storage.load_mean(plan, 0) is not None for plan in PLANS] == [False, False, True, True]
+    assert [storage.load_mean(plan, 0, digest_of(b"m")) is not None for plan in PLANS] == [False, False, True, True]
     assert chunks(storage) == []
     save(storage, 2, *PLANS)
     assert not any((tmp_path / "means").iterdir())

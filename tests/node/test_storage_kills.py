@@ -19,6 +19,7 @@ from tests.node.storing import (
     save,
 )
 
+from farflung.compression.digest import digest_of
 from farflung.node import mean_files
 from farflung.node.storage import FileStorage
 from farflung.protocol.messages import Accepted
@@ -100,11 +101,11 @@ def test_a_kill_at_any_step(
     assert not (2 in heights and vote == SavedVote(1, 0, None)), "in the order in which they were asked for"
     assert found in ((1, place(1)), (2, place(2)))
     if found == (1, place(1)):
-        assert again.load_mean(PLANS[1], 0) == b"old", "means are kept until the checkpoint counts"
+        assert again.load_mean(PLANS[1], 0, digest_of(b"old")) == b"old", "means are kept until the checkpoint counts"
         assert all(data in (b"older", b"newer") for *_, data in chunks(again))
-    assert again.load_mean(PLANS[2], 0) in (None, b"new")
+    assert again.load_mean(PLANS[2], 0, digest_of(b"new")) in (None, b"new")
     if found == (2, place(2)):
-        assert again.load_mean(PLANS[2], 0) == b"new"
+        assert again.load_mean(PLANS[2], 0, digest_of(b"new")) == b"new"
     a_day(again)  # and life goes on
     assert load(FileStorage(tmp_path)) == (2, place(2))
     if fatal == 59:
