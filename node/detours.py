@@ -55,6 +55,8 @@ class Detours:
         if opened.kind in IN_ORDER:
             if opened.seq < self._newest.get(author, 0):
                 return None
+            if author not in self._newest:  # of those who are gone none is kept: peers come and go for months
+                self._newest = {peer: seq for peer, seq in self._newest.items() if self._admits(peer)}
             self._newest[author] = opened.seq
         return author, self._mail.read(opened, author)
 

@@ -46,6 +46,11 @@ class TokenBucket:
         self._refill(now)
         self._balance = min(self.burst, self._balance + size)
 
+    def is_full(self, now: float) -> bool:
+        """Whether it is as a new one."""
+        self._refill(now)
+        return self._balance == self.burst
+
     def _refill(self, now: float) -> None:
         # A clock that steps back grants nothing; it never takes.
         self._balance = min(self.burst, self._balance + self.rate * max(0.0, now - self._then))

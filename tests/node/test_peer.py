@@ -280,6 +280,27 @@ def test_only_what_a_member_says_itself_is_passed_on_and_not_too_much_of_it() ->
     clock.run(main(), start=START_UNIX_S)
 
 
+def test_of_authors_who_are_gone_no_number_is_kept() -> None:
+    authors = [Ed25519Signer(bytes([n]) * 32) for n in range(1, 9)]
+    here: set[bytes] = set()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        network = MemoryNetwork(MemoryHub(loop, random.Random(0), LinkModel(jitter_s=0.0)), US.peer_id)
+        mail = SealedMail(network, US, SETTINGS.swarm, messages.decode)
+        detours = Detours(network, mail, SETTINGS.swarm, lambda peer: peer == OTHER.peer_id or peer in here)
+        for author in authors:
+            here.add(author.peer_id)
+            sealed = SealedMail(network, author, SETTINGS.swarm, messages.decode)._sealed(US.peer_id, beat())
+            assert detours.open(OTHER.peer_id, sealed) == (author.peer_id, beat())
+            assert detours._newest.keys() == here
+            if len(here) == 3:
+                here.clear()
+
+    clock.run(main(), start=START_UNIX_S)
+
+
 def test_what_comes_by_others_late_does_not_undo_what_has_come() -> None:
     third = Ed25519Signer(b"3" * 32)
 
