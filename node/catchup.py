@@ -97,9 +97,12 @@ class Catchup:
             in_time = not ahead or waited > AHEAD_LOOKS
             if agreed is not None and download.complete and in_time and agreed[0] <= head.version:
                 version, digest, holders = agreed
+                # Before all is brought forward: by then nobody may be at that version any more, to say which chunks are wrong.
+                known = self._listing is not None and self._listed == (version, digest)
+                listing = self._listing if known else await self._list(version, digest, holders)
                 await self._roll_forward(download, version)
                 download.keep(version)
-                if download.complete and await self._verified(download, version, digest, holders):
+                if download.complete and await self._verified(download, digest, listing):
                     self._download = self._listing = self._listed = None
                     self._report(download)
                     return version
@@ -167,14 +170,13 @@ class Catchup:
         else:
             self._sync.drop_wrong(download, index)
 
-    async def _verified(self, download: Download, version: int, digest: bytes, holders: Sequence[PeerId]) -> bool:
-        """Whether the state is the one announced. If not, a list tells which chunks are wrong, while there is somebody at that version."""
+    async def _verified(self, download: Download, digest: bytes, listing: ChunkList | None) -> bool:
+        """Whether the state is the one announced. If not, its list tells which chunks are wrong, where somebody has given that."""
         mine = await self._aside(self._learner.outer.chunk_digests)
         if digest_of(*mine) == digest:
             return True
-        listing = await self._list(version, digest, holders)
         if listing is None:
-            download.have.clear()  # nobody can say which are wrong any more
+            download.have.clear()  # nobody can say which are wrong
             download.good.clear()
         else:
             self._sync.verify(download, mine, listing)

@@ -190,6 +190,36 @@ def test_the_last_round_is_the_mean_for_who_applies_it_and_for_downloaded_chunks
     in_lab(2, main)
 
 
+def test_of_a_download_with_one_wrong_chunk_that_one_is_fetched_again_though_the_swarm_has_moved_on() -> None:
+    """While older chunks were being brought forward, so that nobody could say any more which one it was."""
+
+    async def main(lab: Lab) -> None:
+        one, new = (Applying(lab, n) for n in lab.nodes)
+        history = await founded(one)
+        history.append(round_after(history[-1].commit))
+        await hold(one.node, 1)
+        await one.take(history[-1])
+        new.hears(one)
+        new.node.learner.outer.params.zero_()
+        new.member.history.replace(history[-2].commit, history[-1:])
+        catchup, outer = new.applier._catchup, new.node.learner.outer
+        roll, wrong = catchup._roll_forward, [1]
+
+        async def roll_forward(download: Download, version: int) -> None:
+            await roll(download, version)
+            if wrong:
+                start, _ = outer.chunk_range(wrong.pop())
+                outer.params[start] += 1.0
+                one.applier.donor.remember(2, outer.chunk_digests())
+
+        catchup._roll_forward = roll_forward  # type: ignore[method-assign]
+        assert await catchup.download(1) == 1 and new.digest == expected(1) and not wrong
+        assert new.named("state.sync")[-1]["bytes"] == 8 * NUMEL + len(outer.chunk_bytes(1))
+        assert [error.peer for error in new.node.errors] == [one.node.id]
+
+    in_lab(2, main)
+
+
 def test_a_long_download_does_not_gather_the_means_of_all_its_rounds() -> None:
     """A newcomer on a slow link had those of a whole day in memory, and on its disk, beside a state that was as large."""
 
