@@ -143,7 +143,7 @@ class InnerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `weight_decay` in its parentheses does with that what torch's documentation says, and nothing with this.
     """
     grad_clip: float = 1.0
-    """Largest gradient norm."""
+    """Largest gradient norm; of each stage's gradient by itself, where there are several."""
     z_loss: float = 0.0
     """Weight of the mean squared logarithm of the softmax's denominator; 1e-4 is usual."""
     warmup_steps: int = 100

@@ -56,8 +56,8 @@ class OptimizerSpec:
     def usual_lr(self, num_parameters: int) -> float | None:
         """A peak learning rate to begin with, of two digits; None for a class of torch, whose scale is its own.
 
-        AdamW's falls with the model's size as in GPT-3's table (2005.14165, 2.1: 6e-4 for 125 M parameters, 2e-4 for 1.3 B), on a line through what was best for
-        170 thousand (docs/quality_ci.md: 6e-3); Muon's is twice that, the least that was best there.
+        AdamW's falls with the model's size as in GPT-3's table (2005.14165, 2.1: 6e-4 for 125 M parameters, 2e-4 for 1.3 B), on a line through 6e-3 for 170 thousand,
+        which is best there for one peer and for Streaming DiLoCo (docs/quality_ci.md; for data-parallel it is twice that); Muon's is twice as high, the least that was best there.
         """
         if self.name not in _OWN:
             return None
