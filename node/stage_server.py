@@ -414,6 +414,8 @@ class StageServer:
                 await self._serve_parcel(stream, header)
         finally:
             self._streams[kind] -= 1
+            if not self._streams[kind]:  # there is no end to the peers that come and go
+                del self._streams[kind]
 
     async def _serve_parcel(self, stream: Stream, header: ParcelHeader) -> None:
         open_ = await self._await_step(header.window, stream.peer)

@@ -13,6 +13,7 @@ from farflung.node.pipeline import TICK_S
 from farflung.node.pipeline_driver import Outcome
 from farflung.node.recipe import HEARTBEAT_S
 from farflung.node.stage_job import leg_of, patience
+from farflung.node.stage_server import STREAM_S
 from farflung.node.stage_step import OpenStep, Service
 from farflung.node.stage_work import LATE_S
 from farflung.protocol.droppable import Droppable
@@ -345,3 +346,19 @@ def test_a_data_node_dies_while_it_says_that_its_step_is_over(heard: int, death:
             await only_what_was_told(lab)
 
         in_stages(main, two_homes(), seed=seed, happens=happens, jitter_s=0.3, duplicate=0.02)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_of_a_peer_that_has_gone_no_stream_is_counted_any_more(reset: bool) -> None:
+    """There is no end to the peers that come and go."""
+
+    async def main(lab: StageLab) -> None:
+        await lab.open()
+        await asyncio.sleep(1.0)
+        peer = lab.step.keys[3]
+        assert [of for of, _ in lab.servers[6]._streams].count(peer) == 1
+        lab.kill(3, reset=reset)
+        await asyncio.sleep(2 * STREAM_S)
+        assert peer not in {of for of, _ in lab.servers[6]._streams}
+
+    in_stages(main, two_columns())
