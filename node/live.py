@@ -271,6 +271,8 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"state: {event['chunks_done']} of {event['chunks']} chunks"
         case "step.diverged":
             said = f"began again from the outer parameters: {event['reason']}"
+        case "step.dropped":
+            said = f"its part of a step is left out: {event['reason']}"
         case "progress.dropped":
             said = f"{event['steps']} steps dropped: {event['reason']}"
         case "invariant.broken":

@@ -20,9 +20,6 @@ from farflung.protocol.ledger import count, join, split
 from farflung.protocol.types import Intervals
 from farflung.training.errors import NonFinite
 
-DIVERGES = 3
-"""Steps that may come to no number between two rounds that count something we have trained; another one ends the node."""
-
 
 class ReplicaTrainer(Trainer):
     """See the module."""
@@ -30,8 +27,6 @@ class ReplicaTrainer(Trainer):
     def __init__(self, me: PeerId, learner: WholeLearner, door: Door, log: EventLog, pace: Pace, host: Host) -> None:
         super().__init__(me, learner, door, log, pace, host)
         self._whole = learner
-        self._diverged = 0
-        """Steps that came to no number, since a round last counted something that was trained."""
         self._passed: set[int] = set()
         """Samples of such steps that are in our window."""
 
@@ -101,11 +96,8 @@ class ReplicaTrainer(Trainer):
 
     async def _begin_again(self, numbers: list[int], error: NonFinite) -> None:
         """From the outer parameters, without these samples. Raises the error where that has not helped."""
-        self._diverged += 1
-        if self._diverged > DIVERGES:
-            raise error
+        self._diverge("step.diverged", numbers, error)
         self._passed.update(numbers)
-        self._log.emit("step.diverged", reason=str(error), samples=join([(number, number + 1) for number in numbers]))
         await self._door.run(self._whole.start_over)
         self._step_at = None
         self._host.give_up("a step came to no number, and what went before it is not to be trusted")

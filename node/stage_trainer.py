@@ -8,6 +8,9 @@ A step begins when somebody plans it, not when the last one ends, and what a pee
                 counts by places; unless we are lost before that step
     a round     is due when the pipeline's steps pass a multiple of a lap, or the end of the run, for all stages at once, whoever missed some of them
 
+A step that comes to no number (`NonFinite`) is left out here, as one that there was no room for. A microbatch with such a gradient was in no sum (`Overflow`), so neither a sample
+is to blame nor what was trained before, as it may be on a replica: nothing else is given up. Where that has not helped, the node ends.
+
 A data node that could not read its data tries that by itself before it says that it is free again: in a step all others would wait for it.
 
 Rounds of all stages thus fall into the same pause of the pipeline, and with `delay_steps` it goes on while they are under way.
@@ -27,7 +30,7 @@ from farflung.protocol.chain import Commit
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import count, join, split
 from farflung.protocol.types import Intervals
-from farflung.training.errors import DataUnavailable
+from farflung.training.errors import DataUnavailable, NonFinite
 
 
 class Steps(Protocol):
@@ -166,8 +169,13 @@ class StageTrainer(Trainer):
             self._missed = missed
             return
         trained = split(fresh, done.samples)[0]
-        report = await self._door.run(self._stage.step, done.accumulated, _numbers(trained), job.number, loss=done.loss)
-        self._missed = missed  # of a step that there was no room for, all are trained again
+        numbers = _numbers(trained)
+        try:
+            report = await self._door.run(self._stage.step, done.accumulated, numbers, job.number, loss=done.loss)
+        except NonFinite as error:
+            self._diverge("step.dropped", given, error)
+            return
+        self._missed = missed  # of a step that there was no room for, or that came to no number, all are trained again
         if self.progress.steps == 0:
             self.progress.began_at = began
         if self.progress.steps == self._offered_steps:
@@ -180,6 +188,11 @@ class StageTrainer(Trainer):
         self._note(
             report, began, self.pace.step_tokens, home
         )  # tokens of the pipeline: all its peers take equally long
+
+    def count(self, samples: int) -> None:
+        super().count(samples)
+        if samples:
+            self._diverged = 0
 
     def _fresh(self) -> Intervals:
         """What is left of our window."""

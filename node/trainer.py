@@ -28,9 +28,12 @@ from farflung.protocol.ledger import count, is_prefix, join, split
 from farflung.protocol.messages import Ready
 from farflung.protocol.types import LONGEST_S, Intervals
 from farflung.training.coupled import Slice
-from farflung.training.errors import NotNow
+from farflung.training.errors import NonFinite, NotNow
 from farflung.training.inner import StepReport
 from farflung.training.out_of_memory import let_go
+
+DIVERGES = 3
+"""Steps that may come to no number between two rounds that count something we have trained; another one ends the node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +136,8 @@ class Trainer(ABC):
         """When the step under way began."""
         self._microbatch: int | None = None
         """Of the last step, as it was logged."""
+        self._diverged = 0
+        """Steps that came to no number, since a round last counted something that was trained."""
         self._changed = asyncio.Event()
 
     # ---- what a step is ----------------------------------------------------------------------------------------
@@ -217,6 +222,13 @@ class Trainer(ABC):
     def hinder(self, error: NotNow) -> None:
         """A step could not be made, or not all of it."""
         self.hindrance.met(f"{error.what}: {error}", self._now())
+
+    def _diverge(self, event: str, numbers: Sequence[int], error: NonFinite) -> None:
+        """A step on these samples came to no number, which is told as such an event. Raises the error where too many have."""
+        self._diverged += 1
+        if self._diverged > DIVERGES:
+            raise error
+        self._log.emit(event, reason=str(error), samples=join([(number, number + 1) for number in numbers]))
 
     @property
     def steps_since_offer(self) -> int:

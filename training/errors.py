@@ -2,7 +2,7 @@
 
 TrainingError
 ├── NonFinite            a loss or a gradient norm is not a number; nothing was stepped
-├── Overflow             a microbatch's activation or gradient is not finite; it was not counted
+├── Overflow             a microbatch's activation, or the norm of its gradient, is not finite; it was not counted
 ├── NothingOffered       no progress waits for a round; nothing was changed
 ├── BadChunk             a chunk of outer state has the wrong size or values; nothing was changed
 ├── DamagedCheckpoint    a saved state is incomplete, altered, or belongs to another model; nothing was
@@ -40,7 +40,7 @@ class NonFinite(TrainingError):
 
 
 class Overflow(TrainingError):
-    """A microbatch has an activation or a gradient that is not finite. Nothing of it was added."""
+    """A microbatch has an activation, or a gradient whose norm in fp32, that is not finite. Nothing of it was added."""
 
 
 class NothingOffered(TrainingError):

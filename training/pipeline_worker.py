@@ -135,8 +135,9 @@ class Worker:
         if x is not None and x.requires_grad:
             wanted.append(x)
         found = torch.autograd.grad(output, wanted, gradient)
-        if not bool(torch.stack([one.isfinite().all() for one in found]).all()):
-            raise Overflow(f"a gradient at {'the head' if part == HEAD else f'stage {part}'} is not finite")
+        # Their norm, not their elements: a step divides by it (clipping), and what we hand on is such a gradient of others.
+        if not bool(torch.nn.utils.get_total_norm(found).isfinite()):
+            raise Overflow(f"the norm of a gradient at {'the head' if part == HEAD else f'stage {part}'} is not finite")
         sums = {(part, name): one for (name, _), one in zip(named, found[: len(named)], strict=True)}
         into.add(Accumulated(sums=sums, visits=Counter({part: 1})))
         return found[-1] if len(found) > len(named) else None

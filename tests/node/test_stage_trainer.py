@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -20,7 +20,7 @@ from farflung.protocol.messages import Ready
 from farflung.sims import clock
 from farflung.sims.pipeline_small import Counting, recipe
 from farflung.sims.toy import VirtualDoor
-from farflung.training.errors import DataUnavailable, NoRoom, NotNow
+from farflung.training.errors import DataUnavailable, NonFinite, NoRoom, NotNow
 from farflung.training.inner import StepReport
 from farflung.training.pipeline_worker import Accumulated
 from farflung.training.runtime import Runtime
@@ -314,3 +314,57 @@ def test_what_was_given_to_a_step_that_there_was_no_room_for_is_given_again(monk
         assert lab.trainer.progress.trained == ((0, 10),)
 
     run(lab, main)
+
+
+def diverging(lab: Lab, monkeypatch: pytest.MonkeyPatch, *bad: int) -> list[tuple[str, Any]]:
+    """Its steps of these numbers come to no number. Returns what it tells of all: event and samples."""
+    usual = lab.trainer._stage.step
+    told: list[tuple[str, Any]] = []
+
+    def step(accumulated: Accumulated, numbers: Sequence[int], global_step: int, *, loss: float) -> StepReport:
+        if global_step in bad:
+            raise NonFinite(global_step=global_step, loss=loss, grad_norm=float("inf"))
+        return usual(accumulated, numbers, global_step, loss=loss)
+
+    def note(event: dict[str, Any]) -> None:
+        if event["event"].startswith("step"):
+            told.append((event["event"], event["samples"]))
+
+    monkeypatch.setattr(lab.trainer._stage, "step", step)
+    lab.trainer._log.subscribe(note)
+    return told
+
+
+def test_a_step_that_comes_to_no_number_is_left_out_and_its_samples_are_given_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab = Lab((4, 4, ()), (8, 4, (4, 5, 6, 7)), (8, 8, ()))
+    told = diverging(lab, monkeypatch, 1)
+
+    async def main() -> None:
+        await asyncio.sleep(30.0)
+        assert told == [("step", ((0, 4),)), ("step.dropped", ((4, 12),)), ("step", ((4, 12),))]
+        assert lab.trainer.progress.trained == ((0, 12),) and lab.trainer.progress.steps == 2
+        assert [ready.samples for ready in lab.ready] == [12], "what was trained before it is kept"
+
+    run(lab, main)
+
+
+def test_steps_that_come_to_no_number_again_and_again_end_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a round has counted something meanwhile."""
+    lab = Lab(*[(4, 4, ())] * 4)
+    lab.trainer.pace = replace(PACE, laps=Laps.fixed(9))
+    told = diverging(lab, monkeypatch, 1, 2, 3, 5, 6, 7, 8)
+
+    async def main() -> None:
+        await asyncio.sleep(30.0)
+        assert [event for event, _ in told] == ["step", *["step.dropped"] * 3]
+        assert lab.trainer.settle(counted(3, (4, 60)), 1, 4)
+        lab.script.told += [(4, 4, ())] * 5
+        lab.trainer.wake()
+        await asyncio.sleep(30.0)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(lab, main)
+    assert caught.group_contains(NonFinite, match="step 8: loss 1.0, gradient norm inf")
+    assert [event for event, _ in told] == [*["step", *["step.dropped"] * 3] * 2]

@@ -60,6 +60,22 @@ def test_an_overflow_adds_nothing() -> None:
     assert not into.sums and not into.visits
 
 
+def test_a_gradient_whose_norm_is_infinite_is_an_overflow_though_each_element_is_finite() -> None:
+    """A step would come to no number, and so would that of every stage that it is handed on to."""
+    home, into = worker(0, 1, head=True), Accumulated()
+    tokens = torch.arange(8).view(1, 8)
+    x = home.forward(0, tokens)
+    huge = torch.full_like(x, 1e22)
+    found = torch.autograd.grad(home.run(1, x), [p for p in home._parts[1].parameters()], huge)
+    assert all(bool(one.isfinite().all()) for one in found)
+    for stage, its in ((1, x), (0, tokens)):
+        with pytest.raises(Overflow, match=f"stage {stage}"):
+            home.backward(stage, its, huge, into)
+    assert not into.sums and not into.visits
+    home.backward(1, x, torch.full_like(x, 1e12), into)
+    assert into.visits == {1: 1}, "whose norm is a number, and may be clipped"
+
+
 def test_slots_belong_to_visits() -> None:
     worklist = Worklist(Policy.BACKWARD, slots=1)
     first, second = Op(Kind.F, 0, 1), Op(Kind.F, 1, 1)
