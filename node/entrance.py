@@ -16,6 +16,7 @@ from farflung.node.outside import Outside
 from farflung.protocol.balance import Scene, neediest
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Present
+from farflung.protocol.progress import newest_step
 
 ASK_S = 1.0
 """Between two questions: messages may be lost, and peers may just be starting."""
@@ -116,7 +117,7 @@ class Entrance:
             weights=(1.0,) * roll.stages,
             state_bytes=(0,) * roll.stages,
             founder=roll.founder,
-            step=roll.newest_step(0),
+            step=newest_step(roll, now),
             steps_left=0,
         )
 

@@ -37,6 +37,7 @@ from farflung.protocol.limits import MAX_ADDRESSES
 from farflung.protocol.lives import Life
 from farflung.protocol.messages import PipelineMessage
 from farflung.protocol.pipeline_messages import MoveOrder, Present, StepAnswer, StepGo, StepPlan, SwarmMessage
+from farflung.protocol.progress import finished, newest_step
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.replay import first_seq
 from farflung.protocol.roll import Roll
@@ -78,7 +79,6 @@ class Pipeline:
         self.life = life
         self.me: Self
         """Set by the peer."""
-        self._number = 0
         self._network = network
         self._signer = signer
         self._side = doors.side
@@ -119,6 +119,7 @@ class Pipeline:
         self._step_s = 0.0
         """What a step takes: exponential mean, half of it the last one."""
         roll.by_chain = recipe.stage == 0
+        roll.own_step = (recipe.stage, 0)
         self._group: asyncio.TaskGroup
 
     # ---- what others may read ----------------------------------------------------------------------------------
@@ -126,17 +127,22 @@ class Pipeline:
     @property
     def step(self) -> int:
         """Number of the next step."""
-        return self.roll.newest_step(self._number)
+        return newest_step(self.roll, self._now())
 
     @property
     def finished(self) -> bool:
-        """Whether there will be no more steps: the data nodes say so."""
-        homes = [self.roll.present(peer) for peer in self.roll.known]
-        return any(said is not None and said.stage == 0 and said.finished for said in homes)
+        """Whether there will be no more steps."""
+        counts = self.recipe.stage == 0 and (self.me.trains or self.me.finished)
+        own = self.me.finished if counts else None
+        return finished(self.roll, self._now(), own=own, complete=self._is_complete)
 
     def admitted(self, peer: PeerId) -> bool:
         """Whether a peer has shown that it may be in this swarm."""
         return peer in (self.roll.me, self.roll.founder) or self.roll.present(peer) is not None
+
+    def _is_complete(self, steps: int) -> bool:
+        manifest = self.recipe.whole.manifest
+        return manifest.laps.finished(manifest.total_steps - steps)
 
     @property
     def told_lost(self) -> tuple[int, ...]:
@@ -192,7 +198,7 @@ class Pipeline:
 
     def begin(self, number: int) -> None:
         """The next step, as far as our own chain tells."""
-        self._number = max(self._number, number)
+        self.roll.own_step = (self.recipe.stage, max(self.roll.own_step[1], number))
 
     def discovered(self, peer: PeerId) -> None:
         """A record or a cache mentions a peer of any stage."""

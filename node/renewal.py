@@ -42,7 +42,7 @@ from farflung.node.door import Doors
 from farflung.node.events import EventLog
 from farflung.node.exact import fetch_ends, fetch_layers
 from farflung.node.imprints import Remembered, gather_pairs
-from farflung.node.offers import arrives, data_nodes, fit_s, grad_norm, loss_of
+from farflung.node.offers import arrives, fit_s, grad_norm, loss_of
 from farflung.node.outside import Outside
 from farflung.node.remains import Remains
 from farflung.node.shadows import fetch, serve_shelf
@@ -56,6 +56,7 @@ from farflung.protocol.keys import PeerId, Signer, short
 from farflung.protocol.ledger import Ledger
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import Copy
+from farflung.protocol.progress import newest_step
 from farflung.training.errors import DamagedCheckpoint, NotEnoughMemory, Unrecoverable
 from farflung.training.out_of_memory import let_go
 from farflung.training.outer import BYTES_PER_ELEMENT
@@ -222,7 +223,7 @@ class Renewal:
             self._life.stage,
             self._recipe.service(self._learner).forward,
             self._recipe.whole.model.seq_len,
-            reached=roll.newest_step(0),
+            reached=newest_step(roll, now),
             side=self._doors.side,
             refused=self._outside.refused,
         )
@@ -465,8 +466,7 @@ class Renewal:
 
     def _step(self) -> int:
         """Of the pipeline, the next one."""
-        said = data_nodes(self._roll, self._outside.now())
-        return max((one.step for one in said), default=self._roll.newest_step(0))
+        return newest_step(self._roll, self._outside.now())
 
     def _stage_of(self, peer: PeerId) -> int:
         said = self._roll.present(peer)

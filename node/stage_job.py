@@ -16,6 +16,7 @@ from farflung.protocol.errors import Refused
 from farflung.protocol.flight import Patience
 from farflung.protocol.keys import PeerId, short
 from farflung.protocol.pipeline_messages import PlannedLane, StepPlan
+from farflung.protocol.progress import may_plan, newest_step
 from farflung.protocol.roll import Roll
 from farflung.protocol.route import DROPPED, Leg
 from farflung.training.pipeline_plan import BadPlan, Hop, Lane, Plan, Policy
@@ -146,6 +147,8 @@ def _wrong_peers(message: StepPlan, sender: PeerId, roll: Roll, stage: int, now:
         return f"it has {len(message.stages)} stages, the manifest {roll.stages}"
     if not MIN_LEG_S <= message.leg_s <= MAX_LEG_S or not math.isfinite(message.leg_s):
         return f"it asks for a patience of {message.leg_s:g} s, allowed are {MIN_LEG_S:g} to {MAX_LEG_S:g}"
+    if not may_plan(message.step, sender, roll, now):
+        return f"nobody else is so far, and the next one that we know of is {newest_step(roll, now)}"
     planned: dict[PeerId, int] = {}
     for number, places in enumerate(message.stages):
         for place in places:

@@ -156,7 +156,8 @@ class StageWork:
         assert entry.present is not None
         if entry.present.window == job.window:
             return  # it is at it, also where it has heard of a newer step from somebody who is done
-        if entry.present.step > job.number or entry.since > began_at + LATE_S:
+        # It may be further than the step is, after restarts: what it said before the step says nothing.
+        if (entry.present.step > job.number and entry.since > began_at) or entry.since > began_at + LATE_S:
             self.server.lost(home)
 
     async def carry_out(self, job: Job, numbers: Sequence[int]) -> Done | None:

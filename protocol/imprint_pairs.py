@@ -18,7 +18,7 @@ Numbers of steps are what neighbours say, and a wrong one does no harm:
 * who says that it has both halves may have made them up. Its pairs do not count while there is one of which two peers have a half each. Only of the second of two stages all are remembered by one peer, a data
   node: one that lies can take all places, as it could in any order of what peers say.
 
-What the run has reached is what peers that train say, as for the numbers of steps (`Roll.newest_step`). Where one says far too much, all pairs look old, and the trial by the loss is left.
+What the run has reached is what peers that train say, as for the numbers of steps (`progress.newest_step`). Where they say far too much, all pairs look old, and the trial by the loss is left.
 """
 
 from collections.abc import Mapping, Sequence

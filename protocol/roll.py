@@ -19,7 +19,7 @@ from farflung.protocol.appointment import Appointment, check_appointment
 from farflung.protocol.errors import BadSignature, Refused
 from farflung.protocol.hearsay import Hearsay
 from farflung.protocol.keys import PeerId
-from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_LIVES_AHEAD, MAX_PIPELINE_PEERS, MAX_STEPS
+from farflung.protocol.limits import MAX_GROUP_PEERS, MAX_LIVES_AHEAD, MAX_PIPELINE_PEERS
 from farflung.protocol.lives import (
     GONE_AFTER,
     HOME_GONE_AFTER,
@@ -80,6 +80,8 @@ class Roll:
     """How often they are lost."""
     by_chain: bool = False
     """Which lives stage 0 names we know from its own chain, and nobody's word adds to them."""
+    own_step: tuple[int, int] = (-1, 0)
+    """Our stage, -1 while we are in none, and the next step by those that we were in and by our chain (`progress`)."""
     hearsay: Hearsay = field(default_factory=Hearsay)
     """What others have said of the run."""
     _listens_since: float | None = None
@@ -170,7 +172,7 @@ class Roll:
         quiet = [peer for peer in self._homes() if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
         self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
         others = [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
-        self.hearsay.listen(self._said(self.training(0, now)), self._said(others))
+        self.hearsay.listen(self.counting(now), self._said(others))
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             self.forget(peer)
 
@@ -284,6 +286,10 @@ class Roll:
     def training(self, stage: int, now: float) -> list[PeerId]:
         """Those of them that train."""
         return sorted(peer for peer, entry, said in self._of_life(stage) if said.trains and self._is_alive(entry, now))
+
+    def counting(self, now: float) -> list[Present]:
+        """What data nodes say that train, or have made the last round."""
+        return [said for said in self._said(self.serving(0, now)) if said.trains or said.finished]
 
     def holders(self, stage: int, now: float) -> tuple[int, bytes, list[PeerId]] | None:
         """Version and digest of a stage's outer state that most of its peers announce (the newer of two that as many do), and who they
@@ -470,11 +476,6 @@ class Roll:
         """For how long the swarm has been running at least, as half of the data nodes that we hear show by the number of their heartbeats."""
         words = sorted(self.ways.words(peer) for peer in self.serving(0, now))
         return self.heartbeat_s * words[len(words) // 2] if words else 0.0
-
-    def newest_step(self, mine: int) -> int:
-        """The next step of the pipeline: the highest that anybody knows of who trains."""
-        said = [entry.present.step for entry in self.entries.values() if entry.present and entry.present.trains]
-        return max([mine, *(step for step in said if step < MAX_STEPS)])
 
 
 def in_order(swarm: bytes, peers: Iterable[PeerId]) -> list[PeerId]:

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from farflung.protocol.keys import PeerId
+from farflung.protocol.progress import newest_step
 from farflung.protocol.roll import Roll, in_order
 
 TURN_S = 60.0
@@ -50,7 +51,7 @@ class Turns:
         under_way: bool,  # some peers are in a step, or about to be; time that passes meanwhile is nobody's turn
     ) -> None:
         """Once in every tick."""
-        newest = self.roll.newest_step(0)
+        newest = newest_step(self.roll, now)
         if newest > self._step:
             gone_by = self._order(now)[: self._turn(now)]
             if self.roll.me in gone_by:  # of others we do not know: perhaps it was begun before their turns were over

@@ -1,7 +1,8 @@
 """A plan is checked against what a peer knows, and refused for what breaks a rule."""
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ from tests.protocol.pipeline_says import says
 
 from farflung.node.stage_job import MAX_LEG_S, Job, accept, as_message, leg_of
 from farflung.node.stage_recipe import stage_recipe
+from farflung.node.stage_work import StageWork
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
 from farflung.protocol.pipeline_messages import PlannedLane, StepPlan
@@ -31,7 +33,7 @@ def roll() -> Roll:
     for stage, peers in STAGES.items():
         for peer in peers:
             if peer != ME:
-                one.heard(peer, says(stage), 0.0)
+                one.heard(peer, says(stage, step=7), 0.0)
     return one
 
 
@@ -71,7 +73,7 @@ def test_what_routes_may_lose_follows_from_the_manifest() -> None:
     one = Roll(skipping.whole.swarm, HOME, ME, stages=4, heartbeat_s=2.0)
     for stage, (peer,) in peers.items():
         if peer != ME:
-            one.heard(peer, says(stage), 0.0)
+            one.heard(peer, says(stage, step=7), 0.0)
     servers = [Server(peer.hex(), stage, 0.0, 0.0) for stage, (peer,) in peers.items()]
     options: dict[str, Any] = {
         "microbatches": 4, "slots": 3, "nbytes": 1000, "policy": Policy.BACKWARD, "seed": 1,
@@ -109,6 +111,8 @@ def routes(*legs: tuple[int, int], microbatches: int = 4) -> dict[str, Any]:
         ({"stages": ((0, 2), (1, 3))}, "not us for stage 1"),
         ({"stages": ((0, 3), (2, 1))}, "for stage 0, of which we have not heard that"),
         ({"peers": (*IDS[:3], IDS[4])}, "for stage 1, of which we have not heard that"),
+        ({"step": 8}, "nobody else is so far, and the next one that we know of is 7"),
+        ({"step": 10**9}, "a plan of step 1000000000: nobody else"),
         ({"leg_s": 0.1}, "patience of 0.1 s"),
         ({"leg_s": 2 * MAX_LEG_S}, "a patience of"),
     ],
@@ -125,7 +129,7 @@ DYNAMIC = stage_recipe(recipe(pipeline={"routing": "dynamic"}), 1)
 def test_a_plan_with_open_hops_where_the_manifest_wants_them() -> None:
     """And how fast the peers are is what we have heard of them: not what the plan says, nor anything of those who do not know."""
     quick = roll()
-    quick.heard(IDS[3], says(1, forward_s=0.5), 1.0)
+    quick.heard(IDS[3], says(1, step=7, forward_s=0.5), 1.0)
     message = msgspec.structs.replace(good(), **routes((0, 0), (1, OPEN), microbatches=2))
     message = msgspec.structs.replace(message, lanes=message.lanes * 2)
     job = accept(message, HOME, roll=quick, recipe=DYNAMIC, now=0.0)
@@ -173,7 +177,7 @@ def test_swaps_are_those_of_the_manifest(swaps: int, way: tuple[int, ...], refus
     holders = [HOME, IDS[1], ME, IDS[3], IDS[4]]
     for stage, peer in enumerate(holders):
         if peer != ME:
-            one.heard(peer, says(stage), 0.0)
+            one.heard(peer, says(stage, step=7), 0.0)
     lanes = (PlannedLane(tuple(Leg(stage, stage) for stage in way), 4),)
     message = StepPlan(b"w" * 32, 7, tuple(holders), ((0,), (1,), (2,), (3,), (4,)), lanes, 10.0)
     if refused is not None:
@@ -255,3 +259,19 @@ def test_a_slow_stage_is_not_starved() -> None:
     free, free_s = slow_stage_share(0.0)
     bound, bound_s = slow_stage_share(0.9)
     assert free < 0.4 and bound == 0.55 and free_s < bound_s
+
+
+def test_a_data_node_that_had_been_further_before_a_step_is_not_lost_to_it() -> None:
+    """After restarts a plan may have a lower number than one data node knows; who has gone on without us says so after the step began."""
+    lost: list[bytes] = []
+    heard, job = roll(), taken(good())
+    work = cast(StageWork, SimpleNamespace(_roll=heard, server=SimpleNamespace(lost=lost.append)))
+    heard.heard(IDS[1], says(0, step=9), 1.0)
+    StageWork._watch_home(work, job, 2.0, IDS[1], 2.5)
+    assert not lost
+    heard.heard(IDS[1], says(0, step=9, window=job.window), 3.0)
+    StageWork._watch_home(work, job, 2.0, IDS[1], 3.0)
+    assert not lost, "it is at it"
+    heard.heard(IDS[1], says(0, step=9), 4.0)
+    StageWork._watch_home(work, job, 2.0, IDS[1], 4.0)
+    assert lost == [IDS[1]]

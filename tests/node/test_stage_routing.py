@@ -81,7 +81,7 @@ def of_orders(swaps: int) -> tuple[StepPlan, Roll, StageRecipe]:
     peers = tuple(bytes.fromhex(name) for name in names(4))
     roll = Roll(own.whole.swarm, peers[0], peers[2], stages=4, heartbeat_s=2.0)
     for stage in (0, 1, 3):
-        roll.heard(peers[stage], says(stage), 0.0)
+        roll.heard(peers[stage], says(stage, step=7), 0.0)
     lanes = tuple(PlannedLane(tuple(Leg(stage, stage) for stage in order), 2) for order in ORDERS)
     return StepPlan(b"w" * 32, 7, peers, ((0,), (1,), (2,), (3,)), lanes, 20.0), roll, own
 

@@ -7,7 +7,6 @@ from farflung.protocol.appointment import appoint
 from farflung.protocol.coordination import ANSWER_S, ASIDE_S, PAUSE_S, RESEND_S, STRAGGLER_S, Coordinator
 from farflung.protocol.errors import BadSignature
 from farflung.protocol.keys import Ed25519Signer
-from farflung.protocol.limits import MAX_STEPS
 from farflung.protocol.lives import Life
 from farflung.protocol.pipeline_messages import StepAnswer, StepGo
 from farflung.protocol.roll import SILENT_AFTER, Roll
@@ -55,13 +54,6 @@ def test_a_state_is_what_most_of_a_stage_announce() -> None:
     roll.heard(A, says(1, version=2, digest=b"d" * 32), 0.0)
     assert roll.holders(1, 0.0) == (2, b"d" * 32, [A, D])
     assert roll_of(A, C=says(1)).holders(1, 0.0) is None
-
-
-def test_the_next_step_is_the_highest_that_those_who_train_know() -> None:
-    roll = roll_of(A, C=says(1, step=5), D=says(1, step=9, trains=False))
-    assert (roll.newest_step(3), roll.newest_step(6)) == (5, 6)
-    roll.heard(B, says(1, step=MAX_STEPS), 0.0)  # which nobody can have made
-    assert roll.newest_step(3) == 5
 
 
 # ---- who plans, and with whom --------------------------------------------------------------------------------------

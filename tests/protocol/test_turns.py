@@ -50,7 +50,8 @@ def test_time_in_which_no_step_could_begin_is_nobodys_turn() -> None:
 def test_a_newer_step_ends_a_turn() -> None:
     turns = Turns(everybody(SECOND))
     now = wait(turns, TURN_S - TICK_S)
-    turns.roll.heard(C, says(1, step=9), now)
+    for peer in (C, D):
+        turns.roll.heard(peer, says(1, step=9), now)
     now = wait(turns, TURN_S - TICK_S, now)
     assert turns.holder(now) == FIRST
 
@@ -79,12 +80,14 @@ def test_a_step_of_somebody_whose_turn_it_is_not_passes_nobody_over() -> None:
 def test_who_lets_its_own_turn_go_by_knows_it_when_a_step_has_begun_without_it() -> None:
     turns = Turns(everybody(FIRST))
     now = wait(turns, TURN_S + TICK_S)
-    turns.roll.heard(C, says(1, step=9), now)
+    for peer in (C, D):
+        turns.roll.heard(peer, says(1, step=9), now)
     now = wait(turns, 2 * TICK_S, now)
     assert turns.holder(now) == SECOND
     others = Turns(everybody(SECOND))
     now = wait(others, TURN_S + TICK_S)
-    others.roll.heard(C, says(1, step=9), now)
+    for peer in (C, D):
+        others.roll.heard(peer, says(1, step=9), now)
     now = wait(others, 2 * TICK_S, now)
     assert others.holder(now) == FIRST, "who is not among them knows less than those who are in the step"
 
