@@ -408,7 +408,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "loses_progress_with_a_missed_round": (0, 2),
     "gives_up_its_progress_with_a_missed_round": (0, 2),
     "keeps_progress_that_was_counted": (0, 2),
-    "moves_for_a_round_that_failed": (1, 2),
+    "moves_for_a_round_that_failed": (8, 2),
     "lets_the_momentum_of_other_fragments_decay": (0, 2),
     "accepts_state_of_a_stale_version": (13, 2),
     "forgets_its_vote_when_killed": (35, 5),
