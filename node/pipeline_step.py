@@ -9,7 +9,7 @@ from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
 from farflung.protocol.headers import ImprintKey, ParcelHeader
 from farflung.protocol.messages import Again, GiveUp
-from farflung.protocol.route import OPEN, Leg, Route, following, peer_of, preceding
+from farflung.protocol.route import OPEN, Leg, Route, following, leaves_open, peer_of, preceding
 from farflung.protocol.wiring import UNMEASURED
 from farflung.training.pipeline_plan import BadPlan, Plan
 from farflung.training.pipeline_rules import validate
@@ -113,17 +113,25 @@ class Step:
     def peer_at(self, route: Route, hop: int) -> int:
         return peer_of(route, hop, loss_at_home=self.plan.loss_at_home)
 
+    def placed(self, sender: PeerId) -> int:
+        """Its place in the plan. Raises Refused, naming it, for a peer that has none: it has no part in the step, whatever it says of it."""
+        place = self.place.get(sender)
+        if place is None:
+            raise Refused("word of a step from a peer that is not in its plan", peer=sender)
+        return place
+
     def check(self, header: ParcelHeader, sender: PeerId, me: int, most_bytes: int) -> None:
         """Raises Refused, naming the sender, for a parcel that it cannot send to us."""
+        place = self.placed(sender)
         wrong = self._wrong_route(header.microbatch, header.route, header.hop, me) or self._wrong_parcel(
-            header, self.place.get(sender, -1), most_bytes
+            header, place, most_bytes
         )
         if wrong:
             raise Refused(f"a parcel of microbatch {header.microbatch}, hop {header.hop}: {wrong}", peer=sender)
 
     def check_order(self, order: Again | GiveUp, sender: PeerId, me: int) -> None:
         """Raises Refused, naming the sender, for an order that a data node cannot give us."""
-        if self.home(order.microbatch) != self.place.get(sender, -1):
+        if self.home(order.microbatch) != self.placed(sender):
             raise Refused("an order about a microbatch of another data node", peer=sender)
         wrong = self._wrong_route(order.microbatch, order.route, order.hop, me)
         if wrong:
@@ -135,6 +143,8 @@ class Step:
         planned = self.routes[microbatch]
         if [leg.stage for leg in route] != [leg.stage for leg in planned] or route[0] != planned[0]:
             return "its route is not that of the plan"
+        if leaves_open(route, planned, hop):
+            return "its route leaves open a leg that must be bound"
         if any(leg.peer >= 0 and leg.peer not in self.plan.stages[leg.stage] for leg in route):
             return "its route goes to a peer for a stage that it does not hold"
         if not self.droppable.allows(route, loss_at_home=self.plan.loss_at_home):

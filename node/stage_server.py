@@ -200,9 +200,9 @@ class StageServer:
         open_ = self._open.get(message.window)
         if open_ is None:
             return
-        place = open_.step.place.get(sender, -1)
+        place = open_.step.placed(sender)
         if isinstance(message, Passage):
-            if place < 0 or open_.listener is None:
+            if open_.listener is None:
                 raise Refused("word of a microbatch to somebody who is not its data node", peer=sender)
             open_.listener(place, message)
             return
@@ -481,7 +481,7 @@ class StageServer:
         """Held by a data node during the whole step: the request comes at its end."""
         request = await framing.read_header(stream, SettleRequest)
         open_ = self._open.get(request.window)
-        home = open_.step.place.get(stream.peer, -1) if open_ is not None else -1
+        home = None if open_ is None else open_.step.place.get(stream.peer)
         if open_ is None or home not in open_.step.homes:
             raise Refused("the end of a step that is not open here, or not yours to end", peer=stream.peer)
         visits = open_.settle(home, counts=request.counts)

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,18 +11,15 @@ import pytest
 import torch
 from tests.node.stage_lab import LAYERS, NOTHING, StageLab, expected, in_stages, names, step_of, two_columns, whole
 
-from farflung.node import framing, stage_server, stage_step
+from farflung.node import stage_server, stage_step
 from farflung.node.courier import ACTIVATION, GRADIENT, Courier, Parcel
 from farflung.node.device_room import LOOK_S, ROOM_S
 from farflung.node.pipeline_step import Step
 from farflung.node.stage_server import StageServer
 from farflung.node.stage_step import OpenStep
 from farflung.protocol.desk import Answer
-from farflung.protocol.errors import NetworkError, Refused
 from farflung.protocol.headers import ParcelHeader
 from farflung.protocol.keys import PeerId
-from farflung.protocol.messages import Again, Passage, Said
-from farflung.protocol.route import DROPPED, Leg, with_peer
 from farflung.training.errors import NoRoom
 from farflung.training.pipeline_boundary import Boundary
 from farflung.training.pipeline_plan import BadPlan, Hop, Kind, Lane, Op, Plan
@@ -281,89 +277,6 @@ def test_gradients_through_a_codec_when_a_peer_dies() -> None:
 
     outcome = in_stages(whole, two_columns(), codec="tokenint8(width=16)", happens=happens)
     assert outcome.lost == {3} and len(outcome.losses) == 4 and not outcome.cut
-
-
-def parcel(lab: StageLab, **changes: Any) -> ParcelHeader:
-    """Microbatch 0 from peer 1 to peer 3."""
-    header = ParcelHeader(
-        window=b"w" * 32,
-        microbatch=0,
-        hop=2,
-        backward=False,
-        until=5,
-        version=0,
-        route=lab.step.routes[0],
-        batch=2,
-        length=8,
-        loss=math.nan,
-        asks=False,
-        nbytes=Boundary.parse("fp32", 16).max_nbytes(16),
-    )
-    return msgspec.structs.replace(header, **changes)
-
-
-WRONG: dict[str, dict[str, Any]] = {
-    "of another step": {"window": b"x" * 32},
-    "the plan has": {"microbatch": 4},
-    "not that of the plan": {"route": (Leg(0, 0), Leg(1, 1), Leg(2, 3), Leg(2, 3))},
-    "another data node": {"route": (Leg(0, 1), Leg(1, 1), Leg(2, 3), Leg(3, 5))},
-    "does not hold": {"route": (Leg(0, 0), Leg(1, 1), Leg(2, 5), Leg(3, 5))},
-    "must not be left out": {"route": (Leg(0, 0), Leg(1, 1), Leg(2, 3), Leg(3, DROPPED))},
-    "does not go here": {"route": (Leg(0, 0), Leg(1, 1), Leg(2, 4), Leg(3, 5))},
-    "does not come from there": {"route": (Leg(0, 0), Leg(1, 2), Leg(2, 3), Leg(3, 5))},
-    "tokens are agreed": {"batch": 3},
-    "bytes, limit": {"nbytes": 1 << 30},
-    "of the other direction": {"backward": True},
-    "not the payload": {},
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_cannot_be_is_refused_and_changes_nothing(wrong: str) -> None:
-    said = {
-        "of another step": "not open here",
-        "another data node": "not that of the plan",
-        "not the payload": "hop 2:",
-    }
-
-    async def main(lab: StageLab) -> None:
-        await lab.open()
-        stream = await lab.networks[1].open_stream(lab.step.keys[3], "activation")
-        header = parcel(lab, **WRONG[wrong])
-        await framing.write_header(stream, header)
-        await stream.write(bytes(min(header.nbytes, 1 << 12)))
-        with pytest.raises(NetworkError):
-            await framing.read_exactly(stream, 1)
-        assert [said.get(wrong, wrong) in str(error) for error in lab.errors] == [True]
-        assert lab.errors[0].peer == lab.step.keys[1]
-        assert lab.servers[3]._open[b"w" * 32].desk.num_visits == 0
-
-    in_stages(main, two_columns())
-
-
-def test_orders_of_others_are_refused() -> None:
-    async def main(lab: StageLab) -> None:
-        await lab.open()
-        again = Again(b"w" * 32, 0, 1, False, 5, 0, lab.step.routes[0])
-        with pytest.raises(Refused, match="another data node"):
-            lab.servers[1].handle(lab.step.keys[2], again)
-        for wrong, match in (
-            ({"hop": 5}, "does not go here"),
-            ({"hop": 2}, "does not go here"),
-            ({"microbatch": 9}, "another data node"),
-            ({"route": lab.step.routes[0][:3]}, "not that of the plan"),
-            ({"route": with_peer(lab.step.routes[0], 2, DROPPED)}, "must not be left out"),
-        ):
-            order = msgspec.structs.replace(again, **wrong)
-            with pytest.raises(Refused, match=match):
-                lab.servers[1].handle(lab.step.keys[0], order)
-        assert lab.servers[1]._open[b"w" * 32].desk.num_visits == 0
-        passage = Passage(b"w" * 32, 0, 1, False, Said.PASSED, 0, lab.step.routes[0], 0.0)
-        with pytest.raises(Refused, match="not its data node"):
-            lab.servers[1].handle(lab.step.keys[2], passage)
-        lab.servers[1].handle(lab.step.keys[2], msgspec.structs.replace(again, window=b"x" * 32))  # means nothing
-
-    in_stages(main, two_columns())
 
 
 def test_whom_a_peer_may_have_to_send_to_when_another_is_lost() -> None:

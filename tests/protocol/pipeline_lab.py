@@ -17,7 +17,7 @@ from farflung.protocol.flights import Flights, Note, Start, Tell
 from farflung.protocol.headers import ParcelHeader
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, encode
 from farflung.protocol.pipeline_messages import decode as decode_pipeline
-from farflung.protocol.route import Route, live_hops
+from farflung.protocol.route import Route, leaves_open, live_hops
 from farflung.protocol.visit import Work
 from farflung.protocol.wiring import UNMEASURED
 
@@ -60,6 +60,7 @@ class PipelineLab:
         self.tensors: dict[tuple[int, int, int, bool], tuple[int, ...]] = {}
         """(peer, microbatch, hop, backward): the stages that made an input, or the loss whose gradient it is."""
         self.kept: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._planned = {m: way for lane in lanes for m, way in lane}
         self._stage = {(m, h): leg.stage for lane in lanes for m, way in lane for h, leg in enumerate(way)}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
@@ -156,6 +157,8 @@ class PipelineLab:
         if peer in self.dead:
             return
         assert decode_pipeline(encode(message), peer=None) == message
+        if not isinstance(message, Landed):
+            assert not leaves_open(message.route, self._planned[message.microbatch], message.hop)
         desk = self.desks[peer]
         match message:
             case Again():
@@ -188,6 +191,7 @@ class PipelineLab:
                     ]
 
     def _heard(self, peer: int, passage: Passage) -> None:
+        assert not leaves_open(passage.route, self._planned[passage.microbatch], passage.hop)
         self._do(self.flights.heard(peer, passage, self.now))
 
     def _compute(self, peer: int) -> None:
@@ -279,6 +283,7 @@ class PipelineLab:
 
     def _take(self, send: Send, header: ParcelHeader, tensor: tuple[int, ...]) -> Answer:
         desk, microbatch = self.desks[send.peer], send.work.microbatch
+        assert not leaves_open(send.route, self._planned[microbatch], send.hop)
         if send.peer in self.dead:
             return Answer.UNWANTED
         bound = send.tried is None and 0 < send.hop < len(send.route)
