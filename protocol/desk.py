@@ -7,7 +7,7 @@ it has heard nothing (the digest's 5.3 and 5.4):
 - an input that came only to be kept (`until` is this hop), and a gradient, wait for each other: then the backward runs, whoever
   ran the forward;
 - a visit is counted once. After that its answer to everything is the gradient that it has kept, sent back the way that the
-  forward came, which only the data node can change;
+  forward came, which only the data node can change. While that is on its way, it only says so: a slow link has enough to do;
 - a gradient is taken only for the input that it belongs to: where a hop was left out before, the input is another one;
 - what was given up under a version of the route is refused until a later version brings it back; so is what there was no room for
   here, or what failed, which the data node hears at once.
@@ -153,7 +153,7 @@ class Desk:
         key = (parcel.microbatch, parcel.hop)
         visit = self._visit(key, parcel.route, parcel.version, now)
         if self._is_counted(key, visit):
-            return Answer.TAKEN, self._send_back(key, visit)
+            return Answer.TAKEN, self._back_again(key, visit)
         if not same_input(visit.route, parcel.route, parcel.hop):
             visit = self._visits[key] = Visit(parcel.route, parcel.version, visit.lease_until)
         if not math.isnan(parcel.loss):
@@ -265,8 +265,11 @@ class Desk:
         visit = self._visits.get(key)
         if visit is None:
             return []
-        if visit.version == send.version and not send.backward:
-            visit.sending, visit.passed = False, True
+        if visit.version == send.version:
+            if send.backward:
+                visit.returning = False
+            else:
+                visit.sending, visit.passed = False, True
         return [self._say(key, visit, Said.PASSED, backward=send.work.backward)]
 
     def busy(self, send: Send) -> list[Effect]:
@@ -309,11 +312,11 @@ class Desk:
         if not same_input(visit.route, order.route, order.hop):
             return [self._say(key, visit, Said.MISSING, backward=order.backward)]
         visit.follow(order.route, order.version)
-        counted, forward = self._is_counted(key, visit), not order.backward and visit.has_input
-        said = Said.HOLDING if counted or forward or visit.computing else Said.MISSING
-        alive: Effect = self._say(key, visit, said, backward=order.backward or counted)
-        if counted:
-            return [alive, *self._send_back(key, visit)]
+        if self._is_counted(key, visit):
+            return self._back_again(key, visit)
+        forward = not order.backward and visit.has_input
+        said = Said.HOLDING if forward or visit.computing else Said.MISSING
+        alive: Effect = self._say(key, visit, said, backward=order.backward)
         if forward:
             visit.until = order.until
             return [alive, *self._forward_again(key, visit)]
@@ -326,7 +329,7 @@ class Desk:
         if order.microbatch in self._landed:
             return []
         if visit is not None and self._is_counted(key, visit):
-            return [self._say(key, visit, Said.HOLDING, backward=True), *self._send_back(key, visit)]
+            return self._back_again(key, visit)
         if visit is not None and not order.backward and visit.has_input and (visit.sending or visit.passed):
             return [self._say(key, visit, Said.HOLDING if visit.sending else Said.PASSED, backward=False)]
         if (one := self._counting(key, order.route)) is not None:
@@ -378,7 +381,9 @@ class Desk:
         visit = self._visits.get(key)
         if visit is None or visit.version > send.version:
             return []
-        if not send.backward:
+        if send.backward:
+            visit.returning = False
+        else:
             visit.sending = False
         return [self._say(key, visit, Said.STUCK, backward=send.work.backward)]
 
@@ -431,12 +436,18 @@ class Desk:
             tried=tried,
         )
 
+    def _back_again(self, key: tuple[int, int], visit: Visit) -> list[Effect]:
+        """What a visit that is counted answers to everything: the gradient of its input once more, unless that is on its way."""
+        holding = self._say(key, visit, Said.HOLDING, backward=True)
+        return [holding] if visit.returning else [holding, *self._send_back(key, visit)]
+
     def _send_back(self, key: tuple[int, int], visit: Visit) -> list[Effect]:
         """The gradient of the input; of hop 0, which has none, the word that all is done."""
         is_loss = key[1] == len(visit.route)
         if key[1] == 0:
             return [self._say(key, visit, Said.PASSED, backward=True)]
         hop = preceding(visit.route, key[1])
+        visit.returning = True
         send = Send(
             work=Work(*key, backward=not is_loss),
             hop=hop,

@@ -37,6 +37,8 @@ class Visit:
     """Its output is on the way, under `version`."""
     passed: bool = False
     """Its output was taken by the next hop."""
+    returning: bool = False
+    """The gradient of its input is on the way back, under `version`."""
     loss: float = math.nan
 
     @property
@@ -46,7 +48,8 @@ class Visit:
     def follow(self, route: Route, version: int) -> None:
         """Take what is newer in a route of the same visit."""
         if version > self.version:
-            self.route, self.version, self.sending = route, version, False
+            self.route, self.version = route, version
+            self.sending = self.returning = False
         elif version == self.version:
             self.route = tuple(
                 Leg(ours.stage, theirs.peer if ours.peer == OPEN else ours.peer)

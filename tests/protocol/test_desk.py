@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from farflung.protocol.desk import Answer, Desk, Effect, Forget, Later, Ready, Report, Send
 from farflung.protocol.headers import ParcelHeader
@@ -53,8 +54,9 @@ def test_a_visit_from_its_input_to_its_end() -> None:
     assert (back.hop, back.peer, back.backward) == (1, 1, True)
     assert one.counted == {0: {(0, 2)}}
     for late in (parcel(), parcel(backward=True)):  # whatever comes now gets the gradient
+        assert said(one.passed(back)) == [Said.PASSED]
         answer, effects = one.take(late, 0.0)
-        assert answer is Answer.TAKEN and sent(effects) == [back]
+        assert answer is Answer.TAKEN and sent(effects) == [back] and said(effects) == [Said.HOLDING]
     assert one.on_landed([0]) == [Forget(0)] and one.num_visits == 0
     assert one.take(parcel(), 0.0) == (Answer.UNWANTED, [])
     assert one.counted == {0: {(0, 2)}}
@@ -84,7 +86,9 @@ def test_what_there_is_no_room_for_is_given_up_unless_it_is_here_or_counts() -> 
     run(one, FORWARD)
     one.take(parcel(version=1, backward=True), 0.0)
     (back,) = sent(run(one, BACKWARD))
-    assert one.cannot(parcel(version=1, backward=True), 0.0) == (Answer.TAKEN, [back])
+    one.passed(back)
+    answer, effects = one.cannot(parcel(version=1, backward=True), 0.0)
+    assert answer is Answer.TAKEN and sent(effects) == [back]
 
 
 def test_what_is_here_already_goes_the_newest_way_though_it_came_again_without_room() -> None:
@@ -182,9 +186,10 @@ def test_it_is_not_given_up_once_it_counts_or_is_about_to() -> None:
     assert one.started(BACKWARD)
     order = GiveUp(WINDOW, 0, 2, True, 0, ROUTE)
     assert said(one.on_give_up(order)) == [Said.HOLDING]
-    one.finished(BACKWARD, 0)
+    (back,) = sent(one.finished(BACKWARD, 0))
+    one.passed(back)
     effects = one.on_give_up(order)
-    assert said(effects) == [Said.HOLDING] and len(sent(effects)) == 1
+    assert said(effects) == [Said.HOLDING] and sent(effects) == [back]
 
 
 def test_the_last_hop_does_not_give_up_a_loss_that_counts() -> None:
@@ -221,12 +226,40 @@ def test_a_counted_visit_keeps_its_way_back_until_the_data_node_changes_it() -> 
     one.take(parcel(), 0.0)
     run(one, FORWARD)
     one.take(parcel(backward=True), 0.0)
-    run(one, BACKWARD)
+    (back,) = sent(run(one, BACKWARD))
+    one.passed(back)
     other = with_peer(ROUTE, 1, 2)
     _, effects = one.take(parcel(version=1, route=other), 0.0)
     assert [send.peer for send in sent(effects)] == [1]
     effects = one.on_again(Again(WINDOW, 0, 2, True, 0, 1, other), 0.0)
     assert [send.peer for send in sent(effects)] == [2] and said(effects) == [Said.HOLDING]
+
+
+def test_a_gradient_that_is_on_its_way_is_not_sent_again_the_same_way() -> None:
+    """Each question about it would add to what a slow uplink has to carry."""
+    one, other = desk(), with_peer(ROUTE, 1, 2)
+    one.take(parcel(), 0.0)
+    run(one, FORWARD)
+    one.take(parcel(backward=True), 0.0)
+    (back,) = sent(run(one, BACKWARD))
+    again = Again(WINDOW, 0, 2, True, 0, 0, ROUTE)
+    for effects in (
+        one.on_again(again, 0.0),
+        one.on_again(structs.replace(again, backward=False, until=5), 0.0),
+        one.on_give_up(GiveUp(WINDOW, 0, 2, True, 0, ROUTE)),
+        one.take(parcel(), 0.0)[1],
+        one.take(parcel(backward=True), 0.0)[1],
+    ):
+        assert said(effects) == [Said.HOLDING] and not sent(effects)
+    for ends in (one.unreachable, one.unwanted, one.passed):
+        ends(back)
+        assert sent(one.on_again(again, 0.0)) == [back]
+    (newer,) = sent(one.on_again(structs.replace(again, version=1, route=other), 0.0))
+    assert (newer.peer, newer.version) == (2, 1) and not one.wants(back)
+    one.passed(back)  # it had left already, and says nothing of the newer one
+    assert not sent(one.on_again(again, 0.0))
+    one.passed(newer)
+    assert sent(one.on_again(again, 0.0)) == [newer]
 
 
 def test_input_and_gradient_of_a_takeover_wait_for_each_other() -> None:
