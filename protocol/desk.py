@@ -114,6 +114,8 @@ class Desk:
         self._lease_s = lease_s
         self._visits: dict[tuple[int, int], Visit] = {}
         self._landed: set[int] = set()
+        self._losses: dict[int, float] = {}
+        """By microbatch, those computed here."""
         self._given_up: dict[tuple[int, int], int] = {}  # the version up to which parcels are refused
         self._visit_s = visit_s
         self._given = Counter[int]()
@@ -156,7 +158,7 @@ class Desk:
             return Answer.TAKEN, self._back_again(key, visit)
         if not same_input(visit.route, parcel.route, parcel.hop):
             visit = self._visits[key] = Visit(parcel.route, parcel.version, visit.lease_until)
-        if not math.isnan(parcel.loss):
+        if not self._loss_at_home and not math.isnan(parcel.loss):
             visit.loss = parcel.loss
         if parcel.backward and not visit.has_gradient:
             # the way by which the loss was reached is the way back, even if a newer forward has come by since
@@ -211,7 +213,7 @@ class Desk:
             return []  # given up meanwhile
         visit.forward = Phase.DONE
         if is_loss:
-            visit.loss = loss
+            self._losses[work.microbatch] = loss
             visit.has_input = False
             return self._send_back(key, visit)
         onward: list[Effect] = [self._send_on(key, visit)] if visit.until > work.hop else []
@@ -432,7 +434,7 @@ class Desk:
             until=visit.until,
             version=visit.version,
             route=visit.route,
-            loss=visit.loss,
+            loss=math.nan,
             tried=tried,
         )
 
@@ -455,7 +457,7 @@ class Desk:
             until=0,
             version=visit.version,
             route=visit.route,
-            loss=visit.loss,
+            loss=self._loss(key, visit),
             tried=None,
         )
         return [send]
@@ -466,5 +468,9 @@ class Desk:
         return peer
 
     def _say(self, key: tuple[int, int], visit: Visit, said: Said, *, backward: bool) -> Report:
-        passage = Passage(self._window, *key, backward, said, visit.version, visit.route, visit.loss)
+        passage = Passage(self._window, *key, backward, said, visit.version, visit.route, self._loss(key, visit))
         return Report(visit.route[0].peer, passage)
+
+    def _loss(self, key: tuple[int, int], visit: Visit) -> float:
+        """What was computed here goes before what others say: where the loss is at home, its data node believes nobody about it."""
+        return self._losses.get(key[0], visit.loss)

@@ -40,6 +40,7 @@ class Visit:
     returning: bool = False
     """The gradient of its input is on the way back, under `version`."""
     loss: float = math.nan
+    """As a gradient has brought it."""
 
     @property
     def computing(self) -> bool:

@@ -22,8 +22,8 @@ FORWARD, BACKWARD = Work(0, 2, False), Work(0, 2, True)
 
 def desk(**changes: Any) -> Desk:
     """Peer 3's, which has stage 2."""
-    settings: dict[str, Any] = {"loss_at_home": True, "most_waiting": 2, "lease_s": 100.0, **changes}
-    return Desk(window=WINDOW, me=3, stages=STAGES, **settings)
+    settings: dict[str, Any] = {"me": 3, "loss_at_home": True, "most_waiting": 2, "lease_s": 100.0, **changes}
+    return Desk(window=WINDOW, stages=STAGES, **settings)
 
 
 def parcel(*, backward: bool = False, version: int = 0, route: Route = ROUTE, microbatch: int = 0) -> ParcelHeader:
@@ -36,6 +36,15 @@ def said(effects: list[Effect]) -> list[Said]:
 
 def sent(effects: list[Effect]) -> list[Send]:
     return [effect for effect in effects if isinstance(effect, Send)]
+
+
+def losses(effects: list[Effect]) -> list[float]:
+    """As they are said, or sent on."""
+    return [
+        effect.passage.loss if isinstance(effect, Report) else effect.loss
+        for effect in effects
+        if isinstance(effect, (Report, Send))
+    ]
 
 
 def run(one: Desk, work: Work) -> list[Effect]:
@@ -205,6 +214,32 @@ def test_the_last_hop_does_not_give_up_a_loss_that_counts() -> None:
     one.finished(loss, 0, 1.5)
     assert said(one.on_give_up(order)) == [Said.HOLDING]
     assert one.counted == {0: {(0, 3)}}
+
+
+@pytest.mark.parametrize("told", [0.01, math.nan])
+def test_nobody_on_the_way_back_changes_a_loss_that_was_computed_here(told: float) -> None:
+    """At home, or at the last hop: by it their steps are judged. Whoever did not compute one passes on what it was told, where anybody asks it."""
+    home, last, other = desk(me=0), desk(loss_at_home=False), desk(loss_at_home=False)
+    for one, hop, route in ((home, 0, ROUTE), (last, 2, ROUTE[:3])):
+        for forward in (hop, len(route)):
+            one.take(ParcelHeader(WINDOW, 0, forward, False, 5, 0, route, 1, 1, math.nan, False, 4), 0.0)
+            assert one.started(Work(0, forward, False))
+            effects = one.finished(Work(0, forward, False), 0, 9.5)
+        assert [send.loss for send in sent(effects)] == [9.5]
+        one.take(ParcelHeader(WINDOW, 0, hop, True, 0, 0, route, 1, 1, told, False, 4), 0.0)
+        assert losses(run(one, Work(0, hop, True))) == [9.5]
+    other.take(parcel(), 0.0)
+    run(other, FORWARD)
+    other.take(structs.replace(parcel(backward=True), loss=9.5), 0.0)
+    assert losses(run(other, BACKWARD)) == [9.5]
+
+
+def test_a_data_node_that_has_not_computed_a_loss_knows_none() -> None:
+    home = desk(me=0)
+    for backward in (False, True):
+        home.take(ParcelHeader(WINDOW, 0, 0, backward, 5, 0, ROUTE, 1, 1, 0.01, False, 4), 0.0)
+        effects = run(home, Work(0, 0, backward))
+    assert math.isnan(*losses(effects))
 
 
 def test_a_dropped_hop_changes_the_input() -> None:
