@@ -9,7 +9,8 @@ from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
 from farflung.protocol.headers import ImprintKey, ParcelHeader
 from farflung.protocol.messages import Again, GiveUp
-from farflung.protocol.route import OPEN, Leg, Route, following, leaves_open, peer_of, preceding
+from farflung.protocol.route import OPEN, Leg, Route, following, peer_of, preceding
+from farflung.protocol.route_rules import broken_rule
 from farflung.protocol.wiring import UNMEASURED
 from farflung.training.pipeline_plan import BadPlan, Plan
 from farflung.training.pipeline_rules import validate
@@ -140,15 +141,12 @@ class Step:
     def _wrong_route(self, microbatch: int, route: Route, hop: int, me: int) -> str:
         if microbatch >= len(self.routes):
             return f"the plan has {len(self.routes)} microbatches"
-        planned = self.routes[microbatch]
-        if [leg.stage for leg in route] != [leg.stage for leg in planned] or route[0] != planned[0]:
-            return "its route is not that of the plan"
-        if leaves_open(route, planned, hop):
-            return "its route leaves open a leg that must be bound"
-        if any(leg.peer >= 0 and leg.peer not in self.plan.stages[leg.stage] for leg in route):
-            return "its route goes to a peer for a stage that it does not hold"
-        if not self.droppable.allows(route, loss_at_home=self.plan.loss_at_home):
-            return "its route leaves out a hop that must not be left out"
+        planned, plan = self.routes[microbatch], self.plan
+        wrong = broken_rule(
+            route, planned, hop, stages=plan.stages, droppable=self.droppable, loss_at_home=plan.loss_at_home
+        )
+        if wrong:
+            return wrong
         if hop > len(route) or self.peer_at(route, hop) != me:
             return "it does not go here"
         return ""

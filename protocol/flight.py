@@ -124,8 +124,11 @@ class Flight:
         )
 
     def adopt(self, passage: Passage) -> None:
-        """The way by which the loss was reached is the way back, even if an older version of the route got there first."""
+        """The way by which the loss was reached is the way back, even if an older version of the route got there first.
+
+        Versions are ours alone: none that a peer can truly know is above ours, so what it says of one is not counted on.
+        """
         if self.position(passage.hop, backward=passage.backward) < self.at or self.route == passage.route:
             return
         if passage.hop == len(self.route) or not same_input(self.route, passage.route, passage.hop):
-            self.route, self.version = passage.route, max(self.version, passage.version) + 1
+            self.route, self.version = passage.route, self.version + 1

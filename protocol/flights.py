@@ -38,6 +38,7 @@ from farflung.protocol.flight import Flight, Patience
 from farflung.protocol.limits import MAX_LOSS
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, Said
 from farflung.protocol.route import DROPPED, OPEN, Route, following, live_hops, peer_of, with_peer
+from farflung.protocol.route_rules import broken_rule
 from farflung.protocol.wiring import UNMEASURED, least_busy
 
 MOST_SILENCES = 2
@@ -114,6 +115,7 @@ class Flights:
         self._stages = stages
         self._waiting = [list(lane) for lane in lanes]
         self._lane = {microbatch: number for number, lane in enumerate(lanes) for microbatch, _ in lane}
+        self._planned = {microbatch: route for lane in lanes for microbatch, route in lane}
         self._loss_at_home = loss_at_home
         self._patience = patience
         self._droppable = droppable
@@ -155,13 +157,9 @@ class Flights:
             return (
                 [Tell(peer, Landed(self._window, (passage.microbatch,)))] if passage.microbatch in self.routes else []
             )
-        stages = [leg.stage for leg in flight.route]
-        if passage.hop > len(stages) or [leg.stage for leg in passage.route] != stages:
-            raise Refused(f"word of hop {passage.hop} of another route than that of microbatch {passage.microbatch}")
-        if any(leg.peer >= 0 and leg.peer not in self._stages[leg.stage] for leg in passage.route):
-            raise Refused(f"word of a route of microbatch {passage.microbatch} to a peer that does not hold the stage")
-        if not self._droppable.allows(passage.route, loss_at_home=self._loss_at_home):
-            raise Refused(f"word of a route of microbatch {passage.microbatch} without a hop that must not be left out")
+        wrong = self._wrong_word(passage)
+        if wrong:
+            raise Refused(f"word of microbatch {passage.microbatch}, hop {passage.hop}: {wrong}")
         if peer in self.lost:
             return []
         self._is_there(peer, now)
@@ -243,6 +241,19 @@ class Flights:
         elif flight.silences > MOST_SILENCES and holder not in (self._home, *self.lost):
             return self._ask(flight, now)
         return self._restore(flight, now)
+
+    def _wrong_word(self, passage: Passage) -> str:
+        planned = self._planned[passage.microbatch]
+        if passage.hop > len(planned):
+            return "its route has no such hop"
+        return broken_rule(
+            passage.route,
+            planned,
+            passage.hop,
+            stages=self._stages,
+            droppable=self._droppable,
+            loss_at_home=self._loss_at_home,
+        )
 
     def _is_there(self, peer: int, now: float) -> None:
         self._heard_at[peer] = now

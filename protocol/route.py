@@ -63,14 +63,6 @@ def same_input(route: Route, other: Route, hop: int) -> bool:
     )
 
 
-def leaves_open(route: Route, planned: Route, hop: int) -> bool:
-    """Whether a leg is open that cannot be, once a microbatch is said to be at `hop`: one before it, its own, or one that the plan binds."""
-    return any(
-        leg.peer == OPEN and (at <= hop or plan.peer != OPEN)
-        for at, (leg, plan) in enumerate(zip(route, planned, strict=True))
-    )
-
-
 def position(route: Route, hop: int, *, backward: bool) -> int:
     """The number of what is done at `hop`; the loss counts as a forward."""
     return 2 * len(route) - hop if backward else hop

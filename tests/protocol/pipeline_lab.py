@@ -17,7 +17,8 @@ from farflung.protocol.flights import Flights, Note, Start, Tell
 from farflung.protocol.headers import ParcelHeader
 from farflung.protocol.messages import Again, GiveUp, Landed, Passage, encode
 from farflung.protocol.pipeline_messages import decode as decode_pipeline
-from farflung.protocol.route import Route, leaves_open, live_hops
+from farflung.protocol.route import Route, live_hops
+from farflung.protocol.route_rules import broken_rule
 from farflung.protocol.visit import Work
 from farflung.protocol.wiring import UNMEASURED
 
@@ -60,6 +61,7 @@ class PipelineLab:
         self.tensors: dict[tuple[int, int, int, bool], tuple[int, ...]] = {}
         """(peer, microbatch, hop, backward): the stages that made an input, or the loss whose gradient it is."""
         self.kept: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._stages = stages
         self._planned = {m: way for lane in lanes for m, way in lane}
         self._stage = {(m, h): leg.stage for lane in lanes for m, way in lane for h, leg in enumerate(way)}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -158,7 +160,7 @@ class PipelineLab:
             return
         assert decode_pipeline(encode(message), peer=None) == message
         if not isinstance(message, Landed):
-            assert not leaves_open(message.route, self._planned[message.microbatch], message.hop)
+            self._check(message)
         desk = self.desks[peer]
         match message:
             case Again():
@@ -190,8 +192,22 @@ class PipelineLab:
                         if work.microbatch != microbatch or hop not in (None, work.hop)
                     ]
 
+    def _check(self, one: Again | GiveUp | Passage | ParcelHeader) -> None:
+        """Nobody who keeps to the rules is ever refused, and no version is above the data node's."""
+        wrong = broken_rule(
+            one.route,
+            self._planned[one.microbatch],
+            one.hop,
+            stages=self._stages,
+            droppable=self.droppable,
+            loss_at_home=self.loss_at_home,
+        )
+        assert not wrong, (wrong, one)
+        flight = self.flights._flights.get(one.microbatch)
+        assert flight is None or one.version <= flight.version
+
     def _heard(self, peer: int, passage: Passage) -> None:
-        assert not leaves_open(passage.route, self._planned[passage.microbatch], passage.hop)
+        self._check(passage)
         self._do(self.flights.heard(peer, passage, self.now))
 
     def _compute(self, peer: int) -> None:
@@ -283,7 +299,7 @@ class PipelineLab:
 
     def _take(self, send: Send, header: ParcelHeader, tensor: tuple[int, ...]) -> Answer:
         desk, microbatch = self.desks[send.peer], send.work.microbatch
-        assert not leaves_open(send.route, self._planned[microbatch], send.hop)
+        self._check(header)
         if send.peer in self.dead:
             return Answer.UNWANTED
         bound = send.tried is None and 0 < send.hop < len(send.route)

@@ -345,12 +345,36 @@ def test_words_of_what_cannot_be_are_refused() -> None:
     taken = columns(1)[0][0][1]
     with pytest.raises(Refused, match="none of ours"):
         lab.flights.heard(1, Passage(WINDOW, 9, 1, False, Said.PASSED, 0, taken, 0.0), 1.0)
-    with pytest.raises(Refused, match="hop 2"):
+    with pytest.raises(Refused, match="hop 2: its route is not that"):
         lab.flights.heard(1, Passage(WINDOW, 0, 2, False, Said.PASSED, 0, taken[:2], 0.0), 1.0)
+    with pytest.raises(Refused, match="no such hop"):
+        lab.flights.heard(1, Passage(WINDOW, 0, 5, False, Said.PASSED, 0, taken, 0.0), 1.0)
     with pytest.raises(Refused, match="does not hold"):
         lab.flights.heard(1, Passage(WINDOW, 0, 1, False, Said.PASSED, 0, route(0, 1, 5, 5), 0.0), 1.0)
     with pytest.raises(Refused, match="must not be left out"):
         lab.flights.heard(1, Passage(WINDOW, 0, 1, False, Said.PASSED, 0, route(0, 1, DROPPED, 5), 0.0), 1.0)
+    for peers, match in (
+        ((7, 1, 3, 5), "not that of the plan"),
+        ((OPEN, 1, 3, 5), "not that of the plan"),
+        ((DROPPED, 1, 3, 5), "not that of the plan"),
+        ((0, 1, 3, OPEN), "must be bound"),
+    ):
+        with pytest.raises(Refused, match=match):
+            lab.flights.heard(1, Passage(WINDOW, 0, 1, True, Said.PASSED, 0, route(*peers), 0.0), 1.0)
+    assert lab.flights._flights[0].route == taken
+
+
+def test_no_peer_makes_a_version_that_no_message_can_carry() -> None:
+    """It says that the loss was reached another way, as it may, by the highest version that there can be."""
+    flights = Flights(
+        window=WINDOW, home=0, stages=STAGES, lanes=[[(0, route(0, 1, 3, 5))]], loss_at_home=True, patience=PATIENCE,
+        droppable=Droppable(fewest=3),
+    )  # fmt: skip
+    flights.begin(0.0)
+    taken = route(0, 1, DROPPED, 5)
+    flights.heard(5, Passage(WINDOW, 0, 3, True, Said.PASSED, 1 << 62, taken, 1.0), 1.0)
+    flight = flights._flights[0]
+    assert (flight.route, flight.version) == (taken, 1)
 
 
 def test_positions() -> None:
