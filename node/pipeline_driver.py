@@ -16,7 +16,6 @@ from farflung.node.sealed_mail import Post
 from farflung.node.stage_server import StageServer
 from farflung.node.tether import CLOSE_S, Tether
 from farflung.protocol.errors import Refused, RemoteError
-from farflung.protocol.flight import Patience
 from farflung.protocol.flights import Effect, Flights, Note, Start, Tell
 from farflung.protocol.messages import Passage
 from farflung.protocol.route import Route
@@ -60,7 +59,6 @@ class Driver:
         step: Step,
         home: int,  # our place in the plan
         batches: Mapping[int, Batch],  # of our microbatches
-        patience: Patience,
         refused: Callable[[RemoteError], None],
         lives: Mapping[int, int],  # by stage, the life that serves in this step
         trial: LossTrial | None,  # None: stages that were begun anew have full weight at once
@@ -84,7 +82,7 @@ class Driver:
             stages=step.plan.stages,
             lanes=list(lanes.values()),
             loss_at_home=step.plan.loss_at_home,
-            patience=patience,
+            patience=step.patience,
             droppable=step.droppable,
             visit_s=step.visit_s,
         )

@@ -7,6 +7,7 @@ from functools import cached_property
 from farflung.node.network import PeerId
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
+from farflung.protocol.flight import Patience
 from farflung.protocol.headers import ImprintKey, ParcelHeader
 from farflung.protocol.messages import Again, GiveUp
 from farflung.protocol.route import OPEN, Leg, Route, following, peer_of, preceding
@@ -28,6 +29,8 @@ class Step:
     """Peers are named by their public keys in hex."""
     most_tokens: int
     """Of a microbatch, and of a sequence of it."""
+    patience: Patience
+    """Of its flights."""
     droppable: Droppable = field(default_factory=Droppable)
     """What its routes may lose on their way."""
     visit_s: Mapping[int, float] = field(default_factory=lambda: UNMEASURED)
@@ -61,6 +64,11 @@ class Step:
             for lane in self.plan.lanes
         ]
         return tuple(ways[lane] for lane, _ in turns)
+
+    @cached_property
+    def lease_s(self) -> float:
+        """How long something of a microbatch is kept though nobody asks for it, seconds."""
+        return self.patience.lease_s(max(len(route) for route in self.routes))
 
     @cached_property
     def ascends(self) -> bool:

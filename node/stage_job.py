@@ -45,7 +45,6 @@ class Job:
     """Of the step, among all of the run."""
     coordinator: PeerId
     me: PeerId
-    leg_s: float
     samples_per_microbatch: int
     since: float
     """When we accepted it, seconds."""
@@ -133,7 +132,6 @@ def accept(message: StepPlan, sender: PeerId, *, roll: Roll, recipe: StageRecipe
         number=message.step,
         coordinator=sender,
         me=roll.me,
-        leg_s=message.leg_s,
         samples_per_microbatch=recipe.samples_per_microbatch,
         since=now,
     )
@@ -203,6 +201,7 @@ def _step(message: StepPlan, recipe: StageRecipe, visit_s: dict[int, float]) -> 
         window=message.window,
         plan=plan,
         most_tokens=recipe.tokens_per_microbatch,
+        patience=patience(message.leg_s),
         droppable=recipe.droppable(),
         visit_s=visit_s,
     )

@@ -49,6 +49,8 @@ MOST_SPARES = 64
 """Streams that a step opens for the case that a peer is lost. Beyond that they are dialled when they are needed."""
 STEP_WAIT_S = 10.0
 """How long a parcel may be ahead of its step here."""
+LEASE_LOOK_S = 150.0
+"""How often we look for what nobody has asked for during its lease."""
 MOST_STREAMS = 2
 """Of one kind from one peer: one, and one that died without telling."""
 STREAM_S = 3600.0
@@ -491,7 +493,7 @@ class StageServer:
 
     async def _expire_all(self) -> None:
         while True:
-            await asyncio.sleep(self._service.lease_s / 4)
+            await asyncio.sleep(LEASE_LOOK_S)
             for open_ in list(self._open.values()):
                 self._do(open_, open_.desk.expire(self._now()))
 

@@ -40,8 +40,6 @@ class Service:
     device: torch.device
     most_waiting: int = MOST_WAITING
     """Forwards that wait here before others are told that we are busy."""
-    lease_s: float = 600.0
-    """How long something is kept for which nobody asks."""
 
     def boundary(self, header: ParcelHeader) -> Boundary:
         """By which the tensors of a parcel are coded."""
@@ -85,7 +83,7 @@ class OpenStep:
             loss_at_home=plan.loss_at_home,
             # what a program lists has to be taken whenever it comes
             most_waiting=service.most_waiting if program is None else len(step.routes) * len(plan.stages),
-            lease_s=service.lease_s,
+            lease_s=step.lease_s,
             visit_s=step.visit_s,
         )
         slots = plan.slots[me]

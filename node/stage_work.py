@@ -13,7 +13,7 @@ from farflung.node.door import Door, Doors
 from farflung.node.network import Network, PeerId
 from farflung.node.pipeline_driver import Driver, Outcome
 from farflung.node.sealed_mail import Post
-from farflung.node.stage_job import Done, Job, patience
+from farflung.node.stage_job import Done, Job
 from farflung.node.stage_learner import StageLearner
 from farflung.node.stage_recipe import StageRecipe
 from farflung.node.stage_server import StageServer
@@ -223,7 +223,6 @@ class StageWork:
             step=job.step,
             home=job.place,
             batches=batches,
-            patience=patience(job.leg_s),
             refused=self._refused,
             lives={stage: self._roll.number(stage) for stage in range(1, self._roll.stages)} | {0: self._life.number},
             trial=self._trial,

@@ -13,7 +13,7 @@ it has heard nothing (the digest's 5.3 and 5.4):
   here, or what failed, which the data node hears at once.
 
 Kept are the input until the backward, and the gradient of the input until the microbatch has landed, both under a lease that
-every request renews; outputs are computed again from the input. Forwards are refused as busy when too many wait. A leg that the
+every request renews, and that is longer than a microbatch may take by the patience of its data node; outputs are computed again from the input. Forwards are refused as busy when too many wait. A leg that the
 route leaves open is bound when it leaves, to the peer of its stage that is least busy by what we have given it (`wiring.py`);
 one that says it is busy counts as given more, and peers that are known to be away come last.
 """
@@ -127,13 +127,15 @@ class Desk:
     @property
     def num_visits(self) -> int:
         """Visits that something is kept for."""
-        return len(self._visits)
+        return sum(not visit.lapsed for visit in self._visits.values())
 
     def answer(self, parcel: ParcelHeader) -> Answer:
         """What `take` would answer now."""
         key = (parcel.microbatch, parcel.hop)
         visit = self._visits.get(key)
         if parcel.microbatch in self._landed or parcel.version <= self._given_up.get(key, -1):
+            return Answer.UNWANTED
+        if visit is not None and visit.lapsed:
             return Answer.UNWANTED
         if (
             visit is not None
@@ -301,15 +303,18 @@ class Desk:
         self._unreachable.add(peer)
 
     def wants(self, send: Send) -> bool:
-        """Whether `send` is still to be done: its microbatch has not landed, and its route is the newest."""
+        """Whether `send` is still to be done: its microbatch has not landed, nor its lease run out, and its route is the newest."""
         visit = self._visits.get((send.work.microbatch, send.work.hop))
-        return visit is not None and visit.version == send.version
+        return visit is not None and visit.version == send.version and not visit.lapsed
 
     def on_again(self, order: Again, now: float) -> list[Effect]:
         """The data node wants something sent once more."""
         key = (order.microbatch, order.hop)
         if order.microbatch in self._landed:
             return []
+        for one in self._together(key, order.route):
+            if one in self._visits and self._visits[one].lapsed:
+                return self._back_again(one, self._visits[one])
         visit = self._visit(key, order.route, order.version, now)
         if not same_input(visit.route, order.route, order.hop):
             return [self._say(key, visit, Said.MISSING, backward=order.backward)]
@@ -348,12 +353,24 @@ class Desk:
         return [Forget(microbatch) for microbatch in sorted(over)]
 
     def expire(self, now: float) -> list[Effect]:
-        """Forget what nobody has asked for during a lease: its data node is gone."""
-        held = {microbatch for (microbatch, _), visit in self._visits.items() if visit.lease_until > now}
-        return self.on_landed({microbatch for microbatch, _ in self._visits} - held)
+        """Let go of what nobody has asked for during a lease: its data node is gone, or has lost sight of it.
 
-    def next_expiry(self) -> float | None:
-        return min((visit.lease_until for visit in self._visits.values()), default=None)
+        If it asks all the same, it is told what is missing. What counts is remembered, and nothing else is done for that microbatch under the version that
+        it had, as if it had been given up.
+        """
+        held = {
+            key[0]
+            for key, one in self._visits.items()
+            if one.lease_until > now or Phase.RUNNING in (one.forward, one.backward)
+        }
+        over = {key: visit for key, visit in self._visits.items() if key[0] not in held and not visit.lapsed}
+        for key, visit in over.items():
+            if self._is_counted(key, visit):
+                visit.lapsed = True
+            else:
+                del self._visits[key]
+                self._given_up[key] = max(visit.version, self._given_up.get(key, -1))
+        return [Forget(microbatch) for microbatch in sorted({key[0] for key in over})]
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -439,7 +456,9 @@ class Desk:
         )
 
     def _back_again(self, key: tuple[int, int], visit: Visit) -> list[Effect]:
-        """What a visit that is counted answers to everything: the gradient of its input once more, unless that is on its way."""
+        """What a visit that is counted answers to everything: the gradient of its input once more, unless that is on its way, or not kept any more."""
+        if visit.lapsed:
+            return [self._say(key, visit, Said.MISSING, backward=True)]
         holding = self._say(key, visit, Said.HOLDING, backward=True)
         return [holding] if visit.returning else [holding, *self._send_back(key, visit)]
 

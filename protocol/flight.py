@@ -29,6 +29,11 @@ class Patience:
     hard_s: float
     """A peer that says it holds a flight, and does not get on with it, is believed for so long."""
 
+    def lease_s(self, hops: int) -> float:
+        """How long peers keep what nobody asks them for: a flight of so many hops may be for `hard_s` at each position of its route, and only those who
+        hold it there are asked."""
+        return (2 * hops + 1) * self.hard_s
+
 
 @dataclass(slots=True)
 class Flight:

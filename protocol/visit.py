@@ -39,6 +39,8 @@ class Visit:
     """Its output was taken by the next hop."""
     returning: bool = False
     """The gradient of its input is on the way back, under `version`."""
+    lapsed: bool = False
+    """It has counted, and nothing is kept of it any more: its lease ran out."""
     loss: float = math.nan
     """As a gradient has brought it."""
 

@@ -276,6 +276,7 @@ class StagePeer:
             window=window,
             plan=plan,
             most_tokens=world.batch * world.model.seq_len,
+            patience=PATIENCE,
             droppable=droppable,
         )
         server.stands_before, server.stands_after = order.get("stands_before", ""), order.get("stands_after", "")
@@ -291,7 +292,6 @@ class StagePeer:
                 step=step,
                 home=home,
                 batches={number: batches[number] for number in range(len(step.routes)) if step.home(number) == home},
-                patience=PATIENCE,
                 refused=self._refuse,
                 lives={},
                 trial=LossTrial(),

@@ -89,8 +89,8 @@ def batches(count: int) -> list[Batch]:
     return [(one[:, :-1], one[:, 1:]) for one in tokens]
 
 
-def step_of(plan: Plan, droppable: Droppable) -> Step:
-    return Step(number=7, window=WINDOW, plan=plan, most_tokens=16, droppable=droppable)
+def step_of(plan: Plan, droppable: Droppable, patience: Patience = PATIENCE) -> Step:
+    return Step(number=7, window=WINDOW, plan=plan, most_tokens=16, patience=patience, droppable=droppable)
 
 
 class _Crossed(torch.autograd.Function):
@@ -190,7 +190,7 @@ class StageLab:
         self.model = Decoder(CONFIG, seed=3)
         slowness = [(slow or {}).get(number, 1.0) for number in range(len(plan.peers))]
         """Times as long as usual that each peer computes; if some are named, everybody knows of all."""
-        self.step = step_of(plan, droppable)
+        self.step = step_of(plan, droppable, patience)
         if slow is not None:
             self.step = replace(self.step, visit_s=dict(enumerate(slowness)))
         self.happens = happens if happens is not None else lambda *_: None
@@ -242,7 +242,6 @@ class StageLab:
                     step=self.step,
                     home=number,
                     batches=dict(enumerate(self.data)),
-                    patience=patience,
                     refused=self.errors.append,
                     lives={},
                     trial=LossTrial(),

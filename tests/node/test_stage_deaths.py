@@ -13,7 +13,7 @@ from farflung.node.pipeline import TICK_S
 from farflung.node.pipeline_driver import Outcome
 from farflung.node.recipe import HEARTBEAT_S
 from farflung.node.stage_job import leg_of, patience
-from farflung.node.stage_server import STREAM_S
+from farflung.node.stage_server import LEASE_LOOK_S, STREAM_S
 from farflung.node.stage_step import OpenStep, Service
 from farflung.node.stage_work import LATE_S
 from farflung.protocol.droppable import Droppable
@@ -187,11 +187,23 @@ def test_the_data_node_dies() -> None:
         lab.servers[1].lost(lab.step.keys[0])
         assert desks[0].num_visits == 0
         assert desks[0].counted and await lab.servers[1].settled(b"w" * 32) == Accumulated()
-        await asyncio.sleep(2 * 600.0)
+        await asyncio.sleep(lab.step.lease_s + LEASE_LOOK_S)
         assert sum(desk.num_visits for desk in desks) == 0
         assert all(not server._open[b"w" * 32].inputs for server in lab.servers[1:])
 
     in_stages(main, two_columns(), happens=happens)
+
+
+def test_a_microbatch_may_take_as_long_as_the_patience_of_its_data_node() -> None:
+    """What it has passed keeps what belongs to it: half an hour here, for passes of minutes are nothing that anybody loses patience with."""
+
+    async def main(lab: StageLab) -> None:
+        outcome = await whole(lab)
+        assert 1500.0 < outcome.seconds < lab.step.lease_s
+        assert len(outcome.losses) == 4 and not outcome.lost and not outcome.notes and not lab.errors
+
+    patience = Patience(leg_s=120.0, answer_s=3.0, hard_s=480.0)
+    in_stages(main, two_columns(), patience=patience, slow=dict.fromkeys(range(7), 100.0))
 
 
 def two_homes() -> Plan:

@@ -9,7 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.node.stage_lab import LAYERS, NOTHING, StageLab, expected, in_stages, names, step_of, two_columns, whole
+from tests.node.stage_lab import (
+    LAYERS,
+    NOTHING,
+    PATIENCE,
+    StageLab,
+    expected,
+    in_stages,
+    names,
+    step_of,
+    two_columns,
+    whole,
+)
 
 from farflung.node import stage_server, stage_step
 from farflung.node.courier import ACTIVATION, GRADIENT, Courier, Parcel
@@ -320,7 +331,7 @@ def test_a_repeated_parcel_counts_once() -> None:
 
 def test_plans_that_no_server_can_carry_out() -> None:
     with pytest.raises(BadPlan, match="split_backward"):
-        Step(number=7, window=b"w" * 32, plan=zero_bubble_h1(names(3), 4), most_tokens=16)
+        Step(number=7, window=b"w" * 32, plan=zero_bubble_h1(names(3), 4), most_tokens=16, patience=PATIENCE)
 
 
 class Sends:

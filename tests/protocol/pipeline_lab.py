@@ -43,11 +43,13 @@ class PipelineLab:
         most_waiting: int = 64,
         visit_s: Mapping[int, float] = UNMEASURED,
         happens: Happens | None = None,
+        lease_s: float = math.inf,
     ) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.loss = loss
         self.loss_at_home = loss_at_home
+        self.lease_s = lease_s
         self.droppable = droppable
         self.dead: set[int] = set()
         self.notes: list[Note] = []
@@ -86,7 +88,7 @@ class PipelineLab:
                 loss_at_home=loss_at_home,
                 most_waiting=most_waiting,
                 visit_s=visit_s,
-                lease_s=5000.0,
+                lease_s=lease_s,
             )
             for peer in sorted({peer for stage in stages for peer in stage})
         }
@@ -94,6 +96,8 @@ class PipelineLab:
     def run(self, seconds: float = 20000.0) -> None:
         self._do(self.flights.begin(0.0))
         while not self.flights.done and self.now < seconds:
+            for peer in self.desks.keys() - self.dead:
+                self._at(peer, self.desks[peer].expire(self.now))
             due = self.flights.next_due()
             assert due is not None
             if self._events and self._events[0][0] <= due:
@@ -186,6 +190,8 @@ class PipelineLab:
                     assert home == 0
                     self._message(peer, 0, partial(self._heard, peer, passage))
                 case Forget(microbatch, hop):
+                    for key in [key for key in self.kept if key[:2] == (peer, microbatch) and hop in (None, key[2])]:
+                        del self.kept[key]
                     self._queues[peer] = [
                         work
                         for work in self._queues[peer]

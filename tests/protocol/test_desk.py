@@ -363,8 +363,49 @@ def test_leases(asked_at: float | None) -> None:
         assert one.expire(101.0) == []
     assert one.expire(151.0) == [Forget(0)]
     assert one.num_visits == 0
-    missing = one.on_again(Again(WINDOW, 1, 2, False, 5, 0, ROUTE), 0.0)
-    assert said(missing) == [Said.MISSING]
+    for microbatch in (0, 1):  # as if it had never come
+        missing = one.on_again(Again(WINDOW, microbatch, 2, False, 5, 0, ROUTE), 151.0)
+        assert said(missing) == [Said.MISSING]
+    assert one.take(parcel(), 151.0) == (Answer.UNWANTED, [])  # its data node may have gone to another peer for it
+    assert said(one.on_give_up(GiveUp(WINDOW, 0, 2, False, 0, ROUTE))) == [Said.GAVE_UP]
+    assert one.take(parcel(version=1), 151.0) == (Answer.TAKEN, [Ready(FORWARD)])
+
+
+def test_what_counts_is_remembered_when_its_lease_runs_out() -> None:
+    """Whoever asks hears that its gradient is missing; it is neither counted again nor given up."""
+    one = desk()
+    one.take(parcel(), 0.0)
+    run(one, FORWARD)
+    one.take(parcel(backward=True), 0.0)
+    (back,) = sent(run(one, BACKWARD))
+    assert one.expire(101.0) == [Forget(0)] and one.num_visits == 0 and not one.wants(back)
+    for version in (0, 1):
+        for backward in (False, True):
+            assert one.take(parcel(backward=backward, version=version), 101.0) == (Answer.UNWANTED, [])
+            (word,) = one.on_again(Again(WINDOW, 0, 2, backward, 5, version, ROUTE), 101.0)
+            assert isinstance(word, Report) and (word.passage.said, word.passage.backward) == (Said.MISSING, True)
+        assert said(one.on_give_up(GiveUp(WINDOW, 0, 2, False, version, ROUTE))) == [Said.MISSING]
+    assert one.expire(900.0) == [] and one.on_landed([0]) == [Forget(0)]
+
+
+def test_the_last_hop_is_not_done_elsewhere_when_the_lease_of_its_loss_runs_out() -> None:
+    """Its loss counts here, and would there: that it lacks the input is no word for its data node then."""
+    one, route = desk(loss_at_home=False), ROUTE[:3]
+    for hop in (2, 3):
+        one.take(ParcelHeader(WINDOW, 0, hop, False, 4, 0, route, 1, 1, math.nan, False, 4), 0.0)
+    run(one, FORWARD)
+    run(one, Work(0, 3, False))
+    one.expire(101.0)
+    (word,) = one.on_again(Again(WINDOW, 0, 2, False, 4, 0, route), 101.0)
+    assert isinstance(word, Report) and (word.passage.said, word.passage.hop) == (Said.MISSING, 3)
+    assert said(one.on_give_up(GiveUp(WINDOW, 0, 2, False, 0, route))) == [Said.HOLDING]
+
+
+def test_what_is_being_computed_is_kept_beyond_its_lease() -> None:
+    one = desk()
+    one.take(parcel(), 0.0)
+    assert one.started(FORWARD) and one.expire(101.0) == []
+    assert sent(one.finished(FORWARD, 0)) and one.expire(101.0) == [Forget(0)]
 
 
 def test_the_way_back_is_that_of_the_loss() -> None:

@@ -1,5 +1,6 @@
 """Microbatches in flight: every one lands and counts once, whoever dies, and whatever is lost, repeated or late."""
 
+import math
 import random
 
 import pytest
@@ -41,7 +42,7 @@ def check(lab: PipelineLab) -> None:
     flights, counted = lab.flights, lab.counted()
     assert max(map(len, counted.values()), default=0) <= 1, "counted by two peers that count"
     gone = lab.dead | flights.lost
-    assert lab.loss or flights.lost <= lab.dead, "a living peer was given up for lost"
+    assert lab.loss or lab.lease_s < math.inf or flights.lost <= lab.dead, "a living peer was given up for lost"
     assert all(lab.droppable.allows(taken, loss_at_home=lab.loss_at_home) for taken in flights.routes.values())
     for microbatch in flights.losses:
         taken = flights.routes[microbatch]
@@ -218,18 +219,41 @@ def test_open_legs_go_where_least_was_given() -> None:
     drop=st.booleans(),
     full=st.sampled_from([0.0, 0.3, 0.9]),
     fails=st.sampled_from([0.0, 0.3, 0.9]),
+    lease_s=st.sampled_from([math.inf, math.inf, 40.0, 15.0, 4.0]),
 )
 @example(
-    seed=3847871410, loss=0.0, deaths=0, loss_at_home=False, dynamic=True, drop=False, full=0.9, fails=0.0
+    seed=3847871410,
+    loss=0.0,
+    deaths=0,
+    loss_at_home=False,
+    dynamic=True,
+    drop=False,
+    full=0.9,
+    fails=0.0,
+    lease_s=math.inf,
 )  # no room for the gradient of a loss that counts there
 @example(
-    seed=769753, loss=0.2, deaths=2, loss_at_home=True, dynamic=True, drop=False, full=0.0, fails=0.0
+    seed=769753, loss=0.2, deaths=2, loss_at_home=True, dynamic=True, drop=False, full=0.0, fails=0.0, lease_s=math.inf
 )  # two ways that meet at a peer
 @example(
-    seed=688, loss=0.2, deaths=0, loss_at_home=True, dynamic=True, drop=True, full=0.0, fails=0.0
+    seed=688, loss=0.2, deaths=0, loss_at_home=True, dynamic=True, drop=True, full=0.0, fails=0.0, lease_s=math.inf
 )  # another input comes while an output is on its way
+@example(
+    seed=2168617104, loss=0.2, deaths=0, loss_at_home=False, dynamic=False, drop=False, full=0.0, fails=0.0, lease_s=4.0
+)  # the lease of a loss that counts runs out, and its hop is done elsewhere
+@example(
+    seed=3795284828, loss=0.2, deaths=0, loss_at_home=True, dynamic=True, drop=False, full=0.0, fails=0.0, lease_s=15.0
+)  # an input comes again when its lease has run out and another peer has the hop
 def test_whatever_happens(
-    seed: int, loss: float, deaths: int, loss_at_home: bool, dynamic: bool, drop: bool, full: float, fails: float
+    seed: int,
+    loss: float,
+    deaths: int,
+    loss_at_home: bool,
+    dynamic: bool,
+    drop: bool,
+    full: float,
+    fails: float,
+    lease_s: float,
 ) -> None:
     rng = random.Random(seed)
     stages, peer = [[0]], 1
@@ -271,12 +295,13 @@ def test_whatever_happens(
         droppable=Droppable(fewest=2) if drop else Droppable(),
         visit_s={one: speeds.choice((0.5, 1.0, 10.0)) for one in known},
         happens=happens,
+        lease_s=lease_s,
     )
     lab.full, lab.fails = full, fails
     lab.run()
     check(lab)
     assert len(lab.flights.losses) + len(lab.flights.cut) == number
-    if not lab.dead and not loss and not full and not fails:
+    if not lab.dead and not loss and not full and not fails and lease_s == math.inf:
         assert not lab.notes and len(lab.counted()) == sum(len(way) + 1 for lane in lanes for _, way in lane)
 
 
