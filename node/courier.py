@@ -169,10 +169,13 @@ class Courier:
                     raise Malformed("an answer to no parcel", peer=stream.peer)
                 one = self._under_way[0]
                 parcel = one.parcel
+                declined = parcel.header.asks and answer is not Answer.TAKEN
                 if parcel.header.asks:
-                    self._invited.set_result(answer is Answer.TAKEN)
-                    if answer is Answer.TAKEN:
+                    self._invited.set_result(not declined)
+                    if not declined:
                         answer = await _read_answer(stream)
+                if one.began is None and not declined:  # to count it would begin what nobody ends
+                    raise Malformed("an answer to a parcel of which it has nothing yet", peer=stream.peer)
             heard.append(answer)
             self._under_way.popleft()
             if one.began is not None:

@@ -71,9 +71,11 @@ def carry(
     payload: bytes = PAYLOAD,
     up_bytes_per_s: float = 1e9,
     ahead_s: float = 0.0,  # from when the courier runs until they are there
+    early: bool = False,  # a peer that is asked says at once that it has it all
+    rate: ParcelRate | None = None,  # None: a new one
 ) -> Lab:
     """So many parcels, all there at once, to a peer that does this with each."""
-    lab = Lab()
+    lab = Lab(rate=rate or ParcelRate())
 
     async def serve(stream: Stream) -> None:
         while True:
@@ -82,12 +84,13 @@ def carry(
             if answer is None:
                 raise NetworkError("broken off")
             if one.asks:
-                await stream.write(bytes([answer]))
+                await stream.write(bytes([answer] * (2 if early else 1)))
                 if answer is not Answer.TAKEN:
                     continue
             await framing.drain(stream, one.nbytes)
             lab.seen.append(one.microbatch)
-            await stream.write(bytes([answer]))
+            if not early:
+                await stream.write(bytes([answer]))
 
     async def run() -> Lab:
         loop = asyncio.get_running_loop()
@@ -273,3 +276,12 @@ def test_streams_that_break_measure_nothing() -> None:
     lab = carry(3, lambda _: next(calls), payload=bytes(200_000), up_bytes_per_s=1e6)
     assert lab.told[0] == [None] and lab.told[2] == [Answer.TAKEN]
     assert lab.rate.bytes_per_s == pytest.approx(1e6, rel=0.05)
+
+
+def test_who_answers_before_it_has_anything_is_refused_and_stands_in_no_measurement() -> None:
+    """What is begun when its answer is here already would be under way for ever."""
+    lying = carry(2, taken, asking=frozenset({0, 1}), early=True)
+    assert lying.told == {number: [None] for number in range(2)}
+    assert [type(error) for error in lying.refused] == [Malformed] * 2
+    honest = carry(4, taken, payload=bytes(200_000), up_bytes_per_s=1e6, rate=lying.rate)
+    assert honest.rate.bytes_per_s == pytest.approx(1e6, rel=0.05)
