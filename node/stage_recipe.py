@@ -37,7 +37,10 @@ from farflung.training.runtime import Runtime
 from farflung.training.stage_replica import StageReplica
 
 HOMES = 2
-"""Data nodes that a swarm is taken to have, for forecasts: the fewest that outlive the loss of one."""
+"""Data nodes whose microbatches a plan brings to one peer, which sums up apart for each and forecasts memory for it: the fewest that outlive the loss of one."""
+
+OPEN_HOMES = 4
+"""The same where whoever sends chooses the peer: then all data nodes of a step may come to it."""
 
 NO_TABLE = 2
 """Rows of an embedding that is not there, for forecasts: the fewest that a model's shape may have."""
@@ -87,8 +90,8 @@ class StageRecipe:
         return replace(self.own.terms(), settings=self.settings(life))
 
     def rules(self) -> Rules:
-        """That every plan of a step must keep: so many visits, in ascending order but for so many swaps of neighbours, and no stage left out much more
-        often than others."""
+        """That every plan of a step must keep: so many visits, in ascending order but for so many swaps of neighbours, no stage left out much more
+        often than others, and no more data nodes to a peer than it has memory for."""
         pipeline = self.pipeline
         swaps = 2 if pipeline.has_twins else pipeline.swaps
         return Rules(
@@ -98,6 +101,7 @@ class StageRecipe:
             max_swaps=swaps,
             max_swap_sum=swaps,
             least_share=pipeline.least_visits,
+            most_homes=self._homes,
         )
 
     def droppable(self) -> Droppable:
@@ -113,9 +117,14 @@ class StageRecipe:
         in_slot = 3 if self.pipeline.dynamic else 4 if self.stage else 2  # a data node takes over from nobody
         return Beside(
             copies=self.whole.manifest.feedback.directions + self._num_copies,
-            sums=min(HOMES, self.pipeline.microbatches) if self.stage else 1,  # a data node has its own only
+            sums=min(self._homes, self.pipeline.microbatches) if self.stage else 1,  # a data node has its own only
             kept_bytes=in_slot * self.pipeline.slots * boundary_bytes,
         )
+
+    @property
+    def _homes(self) -> int:
+        """Whose microbatches a plan may bring to a peer."""
+        return OPEN_HOMES if self.pipeline.dynamic else HOMES
 
     @property
     def _num_copies(self) -> int:

@@ -21,7 +21,7 @@ A version is named in every envelope, record and manifest; decoders take it from
 * **15**: activations that neighbours of a stage remember are named with the number of their step.
 * **16**: the mean of two members is what both have sent, and each hears the other's.
 * **17**: manifests say which token of a tokenizer file ends a text; texts are held out by blocks of every file, and the hash of streamed data leaves out where files lie;
-  the weight decay of a manifest is decoupled in classes of torch as well.
+  the weight decay of a manifest is decoupled in classes of torch as well; plans bring microbatches of few data nodes to one peer.
 """
 
 from collections.abc import Iterable

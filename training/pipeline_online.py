@@ -8,6 +8,9 @@ what volunteers are short of, and its latency is half of a trip from one end to 
 Where peers are to be chosen by whoever sends (`open_hops`), the search is only about what is left to plan: how many lanes there are, from which data nodes, and which
 stages each leaves out. The forecast is then that of SWARM's wiring.
 
+A peer does microbatches of few data nodes in a step (`Rules.most_homes`). Where there are more than the other stages have places for, only so many have microbatches,
+and others in the next step: in turn, so that each has its share over time.
+
 With CheckFree+'s order the search is for routes without swaps, and half of them are swapped afterwards.
 
 What nobody has measured yet is taken to be like what somebody has: a speed like the median of the speeds, a trip like that of the trips. Where nothing is
@@ -16,11 +19,12 @@ known at all, and for the uplinks, which differ most, there are the constants be
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 
 from farflung.training.pipeline_costs import Costs
-from farflung.training.pipeline_plan import Plan, Policy
+from farflung.training.pipeline_plan import BadPlan, Plan, Policy
 from farflung.training.pipeline_repair import COOL, repair, whole_paths
 from farflung.training.pipeline_routes import Routes, Task
 from farflung.training.pipeline_rules import Rules
@@ -67,6 +71,25 @@ class Forecast:
     """The longest time for which a microbatch that is under way gets nowhere."""
 
 
+def most_homes(stages: Sequence[Sequence[int]], rules: Rules, *, open_hops: bool = False) -> int:
+    """How many data nodes have microbatches in one step: all, or those for which the other stages' peers have places. Where peers are left open, any of
+    them may come to any peer."""
+    homes = len(stages[0])
+    if rules.most_homes is None or homes <= rules.most_homes:
+        return homes
+    if open_hops:
+        return rules.most_homes
+    places = [rules.most_homes * len(stage) for stage in stages[1:]]
+    while homes > rules.most_homes and sum(min(homes, has) for has in places) < homes * (rules.visits - 1):
+        homes -= 1
+    return homes
+
+
+def in_turn(peers: Sequence[int], count: int, turn: int) -> list[int]:
+    """So many of them, and the next ones in the next turn."""
+    return [peers[(turn * count + number) % len(peers)] for number in range(min(count, len(peers)))]
+
+
 def plan_step(
     servers: Sequence[Server],
     trips_s: Mapping[tuple[int, int], float],  # from one to another and back, by their places, the lower first
@@ -86,8 +109,8 @@ def plan_step(
     if twins:
         rules = replace(rules, max_swap=0, max_swaps=0, max_swap_sum=0)
         before = None if before is None else ascending(before)
-    known = [one.forward_s for one in servers if one.forward_s > 0.0]
-    usual_s = median(known) if known else FORWARD_S
+    measured = [one.forward_s for one in servers if one.forward_s > 0.0]
+    usual_s = median(measured) if measured else FORWARD_S
     speeds = tuple(one.forward_s or usual_s for one in servers)
     rates = [one.up_bytes_per_s or RATE_BYTES_PER_S for one in servers]
     usual_trip_s = median(trips_s.values()) if trips_s else TRIP_S
@@ -102,24 +125,35 @@ def plan_step(
         transmit_s=tuple(tuple(nbytes / rates[one] * (one != other) for other in peers) for one in peers),
         backward=RECOMPUTED,
     )
-    task = Task(
-        peers=tuple(one.name for one in servers),
-        costs=costs,
-        slots=(slots,) * len(servers),
-        rules=rules,
-        num_microbatches=microbatches,
-    )
     stages = [[peer for peer in peers if servers[peer].stage == stage] for stage in range(num_stages)]
-    routes = Routes(task, stages, random.Random(seed), near=True)
+    count = most_homes(stages, rules, open_hops=open_hops)
+    while True:
+        rest = {*stages[0]} - {*in_turn(stages[0], count, seed)}
+        task = Task(
+            peers=tuple(one.name for one in servers),
+            costs=costs,
+            slots=tuple(0 if peer in rest else slots for peer in peers),
+            rules=rules,
+            num_microbatches=microbatches,
+        )
+        try:
+            routes = Routes(task, stages, random.Random(seed), near=True)
+            break
+        except BadPlan:  # of fewer data nodes each finds its places
+            if rules.most_homes is None or count <= rules.most_homes:
+                raise
+            count -= 1
     proposals = PROPOSALS * len(routes.paths)
-    whole = [] if before is None else whole_paths(before, task.peers, stages)
+    known = [] if before is None else whole_paths(before, task.peers, stages)
+    whole = [path for path in known if path[0] not in rest]
     if whole:
         proposals //= 2
     seconds = improve(routes, Search(proposals=proposals, seed=seed, roles=False, hot=COOL))
     if whole:
-        mended, mended_s = repair(task, stages, whole, proposals=proposals, seed=seed)
-        if mended_s <= seconds:
-            routes, seconds = mended, mended_s
+        with suppress(BadPlan):  # not every beginning finds places for all data nodes
+            mended, mended_s = repair(task, stages, whole, proposals=proposals, seed=seed)
+            if mended_s <= seconds:
+                routes, seconds = mended, mended_s
     plan = replace(routes.plan(), policy=policy)
     if open_hops:
         plan = opened(plan)

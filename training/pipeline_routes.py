@@ -4,13 +4,16 @@ A `Task` says what is to be planned; `Routes` is one answer: who holds which sta
 peers. Routes are feasible from the first to the last: they begin so, and a move that would break a constraint is
 not made. So the search never pays for plans that nobody may use, and under TC1 its simulator needs no slots.
 
+Where more data nodes are there than may come to one peer (`Rules.most_homes`), a route goes where its data node is known or there is a place for it, and not
+every beginning finds one for all lanes: fewer data nodes, by slots, always do in the end.
+
 The number of lanes is the largest that CC-d allows. n lanes of v visits fit if every lane finds v - 1 different stages
 (Gale and Ryser 1957):   n <= slots of stage 0   and   sum over s >= 1 of min(n, slots of stage s) >= n (v - 1).
 By the same theorem lanes can be on the stages as evenly as slots allow, which is how they begin: so no stage is below its floor.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -101,6 +104,8 @@ class Routes:
                 self.stage_of[peer] = number
         self.num_stages = len(stages)
         self._legal: dict[tuple[int, ...], bool] = {}
+        most = task.rules.most_homes
+        self._most_homes = None if most is None or len(stages[0]) <= most else most  # None: there are not so many
         self.restore(kept, self.stage_of)
         num_lanes = most_lanes(task, stages)
         each, more = divmod(task.num_microbatches, num_lanes)
@@ -167,7 +172,7 @@ class Routes:
             move = self._cross(rng)
         else:
             move = self._exchange_stages(rng)
-        return _NONE if self._starves(move) else move
+        return _NONE if self._starves(move) or self._crowds(move) else move
 
     def _trade(self, rng: random.Random) -> Move:
         """Two lanes exchange two peers, of one stage or of two."""
@@ -261,6 +266,25 @@ class Routes:
         least = least_visits(self.task.rules, self._slots(), self.counts)
         return any(self._visits(stage) + gained[stage] < least[stage] for stage in losers)
 
+    def _crowds(self, move: Move) -> bool:
+        """Whether some peer would do microbatches of too many data nodes after it."""
+        if self._most_homes is None:
+            return False
+        new = dict(move.paths)
+        changed = {peer for path in new.values() for peer in path[1:]}
+        paths = [new.get(lane, path) for lane, path in enumerate(self.paths)]
+        homes = self._homes_of(paths, changed)
+        return any(len(its) > self._most_homes for its in homes.values())
+
+    def _homes_of(self, paths: Sequence[list[int]], peers: Collection[int]) -> dict[int, set[int]]:
+        """By peer, the data nodes whose microbatches come to it."""
+        homes: dict[int, set[int]] = {peer: set() for peer in peers}
+        for path in paths:
+            for peer in path[1:]:
+                if peer in homes:
+                    homes[peer].add(path[0])
+        return homes
+
     def _starve_swapped(self, x: int, y: int) -> bool:
         """The same, when two peers exchange their stages: with more slots a stage may have to have more visits."""
         more = self.task.slots[y] - self.task.slots[x]
@@ -312,22 +336,51 @@ class Routes:
         left = [min(len(peers), lanes_left) for peers in free]
         by_need = sorted(range(1, self.num_stages), key=lambda stage: (-wanted[stage], rng.random()))
         others = self.task.rules.visits - 1
+        homes = {} if self._most_homes is None else self._homes_of(self.paths, range(len(used)))
         for chosen in combinations(by_need, others):  # the first is the most even one, and legal unless skips are long
             stages = (0, *sorted(chosen))
             if all(left[stage] for stage in stages) and broken_rule(stages, self.task.rules) is None:
-                path: list[int] = []
-                for stage in stages:
-                    if near and path:
-                        reached = self.task.costs.message_s
-                        path.append(min((reached(path[-1], peer), peer) for peer in free[stage])[1])
-                    else:
-                        path.append(free[stage][_below(len(free[stage]), rng)])
+                for home in self._homes(free[0], rng):
+                    path = self._path(home, [free[stage] for stage in stages[1:]], homes, rng, near=near)
+                    if len(path) == len(stages):
+                        break
+                else:
+                    continue
                 for peer in path:
                     used[peer] += 1
                 for stage in chosen:
                     wanted[stage] -= 1
                 return path
-        raise BadPlan("no route keeps the limits of skips within the free slots; add peers or allow longer jumps")
+        raise BadPlan(
+            "no route keeps the limits of skips, and of data nodes to a peer, within the free slots; add peers, or allow longer jumps"
+        )
+
+    def _homes(self, free: Sequence[int], rng: random.Random) -> list[int]:
+        """Data nodes of which a route may begin at any, in the order in which they are tried: by free slots; where not all may go everywhere, one after the
+        other has its part of the routes, so that one's are at the same peers."""
+        if self._most_homes is None:
+            return [free[_below(len(free), rng)]]
+        slots, used = self.task.slots, self.used
+        part = -(-len(self.counts) // sum(stage == 0 and slots[peer] > 0 for peer, stage in enumerate(self.stage_of)))
+        return sorted({*free}, key=lambda home: (used[home] >= part, -used[home], rng.random()))
+
+    def _path(
+        self, home: int, free: Sequence[list[int]], homes: Mapping[int, set[int]], rng: random.Random, *, near: bool
+    ) -> list[int]:
+        """From a data node through stages whose peers have these free slots, one for each; it ends where none of them may have microbatches of that data
+        node beside those of `homes`."""
+        path, reached = [home], self.task.costs.message_s
+        for peers in free:
+            if self._most_homes is not None:
+                known = [peer for peer in peers if home in homes[peer]]  # which takes no place of another data node's
+                peers = known or [peer for peer in peers if len(homes[peer]) < self._most_homes]
+                if not peers:
+                    break
+            if near:
+                path.append(min((reached(path[-1], peer), peer) for peer in peers)[1])
+            else:
+                path.append(peers[_below(len(peers), rng)])
+        return path
 
     def _two(self, count: int, rng: random.Random) -> tuple[int, int]:
         """Two different numbers below `count`, or the same one twice if there is no other."""

@@ -41,12 +41,16 @@ class Rules:
     """Their distances together."""
     least_share: float = 0.9
     """Of the visits that a stage would have if all (but stage 0, where every route begins) had as many: so many it has at least."""
+    most_homes: int | None = None
+    """Data nodes whose microbatches may come to one peer of another stage, which sums up apart for each of them; None: any number."""
 
     def __post_init__(self) -> None:
         if self.visits < 1 or self.max_jump < 1 or min(self.max_swap, self.max_swaps, self.max_swap_sum) < 0:
             raise ValueError("visits and max_jump are at least 1, limits of swaps at least 0")
         if not 0.0 <= self.least_share <= 1.0:
             raise ValueError("least_share is between 0 and 1")
+        if self.most_homes is not None and self.most_homes < 1:
+            raise ValueError("most_homes is at least 1")
 
 
 def least_visits(rules: Rules, slots: Sequence[int], counts: Sequence[int]) -> list[int]:
@@ -97,6 +101,7 @@ def validate(plan: Plan, rules: Rules | None = None) -> None:
         _check_route(plan, number, lane, rules)
     if rules is not None:
         _check_capacity(plan, rules)
+        _check_homes(plan, rules)
     if plan.policy is Policy.PROGRAM:
         _check_program(plan)
         _check_program_ends(plan)
@@ -159,6 +164,21 @@ def _check_capacity(plan: Plan, rules: Rules) -> None:
     for stage, floor in enumerate(least):
         if seen[stage] < floor:
             raise BadPlan(f"stage {stage} has {seen[stage]} visits and must have {floor}; plan it anew")
+
+
+def _check_homes(plan: Plan, rules: Rules) -> None:
+    if rules.most_homes is None:
+        return
+    homes: dict[int, set[int | None]] = {}
+    for lane in plan.lanes:
+        for hop in lane.route[1:] if lane.microbatches else ():
+            for peer in plan.stages[hop.stage] if hop.peer is None else (hop.peer,):
+                homes.setdefault(peer, set()).add(lane.route[0].peer)
+    for peer, its in homes.items():
+        if len(its) > rules.most_homes:
+            raise BadPlan(
+                f"microbatches of {len(its)} data nodes may come to peer {peer}, which has room for the sums of {rules.most_homes}; plan it anew"
+            )
 
 
 def _all_operations(plan: Plan) -> list[tuple[Op, int | None]]:

@@ -123,6 +123,23 @@ def test_what_is_refused(change: dict[str, Any], says_so: str) -> None:
     assert caught.value.peer == HOME
 
 
+def test_a_plan_that_brings_more_data_nodes_to_us_than_there_is_memory_for_is_refused() -> None:
+    homes = [IDS[0], IDS[1], IDS[4]]
+    crowded = roll()
+    crowded.heard(IDS[4], says(0), 0.0)
+    peers = (*homes, *STAGES[1])
+
+    def planned(third: int) -> StepPlan:
+        lanes = tuple(
+            PlannedLane((Leg(0, home), Leg(1, peer)), 1) for home, peer in ((0, 3), (1, 3), (2, third), (2, 4))
+        )
+        return StepPlan(b"w" * 32, 7, peers, ((0, 1, 2), (3, 4)), lanes, MAX_LEG_S)
+
+    assert len(accept(planned(4), HOME, roll=crowded, recipe=RECIPE, now=0.0).step.homes) == 3
+    with pytest.raises(Refused, match="of 3 data nodes may come to peer 3, which has room for the sums of 2"):
+        accept(planned(3), HOME, roll=crowded, recipe=RECIPE, now=0.0)
+
+
 DYNAMIC = stage_recipe(recipe(pipeline={"routing": "dynamic"}), 1)
 
 

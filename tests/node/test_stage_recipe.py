@@ -97,6 +97,16 @@ def test_dynamic_routes_may_bring_more_than_there_are_slots() -> None:
     assert service.most_waiting == 2 < planned.service(planned.learner(None, Runtime())).most_waiting
 
 
+@pytest.mark.parametrize("routing", ["planned", "dynamic"])
+@pytest.mark.parametrize("microbatches", [1, 8])
+def test_memory_is_forecast_for_the_sums_that_a_plan_may_bring(routing: str, microbatches: int) -> None:
+    pipeline = PipelineSpec(stages=2, microbatches=microbatches, routing=routing)
+    home, other = (stage_recipe(read_recipe(manifest(pipeline=pipeline)), stage) for stage in range(2))
+    most = other.rules().most_homes
+    assert most is not None and most >= 2 and other.beside.sums == min(most, microbatches)
+    assert home.beside.sums == 1, "a data node has its own microbatches only"
+
+
 @pytest.mark.parametrize("swaps", [0, 1, 2])
 def test_rules_of_swaps_are_the_manifests(swaps: int) -> None:
     one = stage_recipe(read_recipe(manifest(pipeline=PipelineSpec(stages=5, swaps=swaps))), 1).rules()

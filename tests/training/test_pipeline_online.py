@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from farflung.training.pipeline_online import Forecast, Server, plan_step
-from farflung.training.pipeline_plan import Plan, Policy
+from farflung.training.pipeline_plan import BadPlan, Plan, Policy
 from farflung.training.pipeline_rules import Rules, validate
 
 RULES = Rules(visits=3, max_jump=4, max_swap=0)
@@ -91,3 +91,58 @@ def test_swaps_shorten_a_step() -> None:
     orders = [[hop.stage for hop in lane.route] for lane in swapped.plan.lanes]
     assert sorted(orders) == [[0, 1, 2], [0, 2, 1]]
     assert all([hop.stage for hop in lane.route] == [0, 1, 2] for lane in straight.plan.lanes)
+
+
+def homes(plan: Plan, *, of: int) -> list[set[int | None]]:
+    """The data nodes whose microbatches may come to each peer of a stage."""
+    return [
+        {lane.route[0].peer for lane in plan.lanes for hop in lane.route if hop in ((of, peer), (of, None))}
+        for peer in plan.stages[of]
+    ]
+
+
+def crowd(*counts: int) -> list[Server]:
+    """So many peers of each stage, all alike."""
+    return [Server(f"{stage}.{peer}", stage, 0.1, 2e6) for stage, count in enumerate(counts) for peer in range(count)]
+
+
+@pytest.mark.parametrize("counts", [(8, 2), (5, 1), (8, 3, 2), (3, 3, 3), (4, 4, 4)])
+def test_a_peer_has_microbatches_of_few_data_nodes_and_each_has_its_turn(counts: tuple[int, ...]) -> None:
+    """And where the others' peers have places for all of them, none has to wait."""
+    limited, free = (Rules(visits=len(counts), max_swap=0, most_homes=most) for most in (2, None))
+    options: dict[str, Any] = {"microbatches": 16, "slots": 4, "nbytes": 10**6, "policy": Policy.BACKWARD}
+    used, before = set[str](), None
+    for step in range(8):
+        forecast = plan_step(crowd(*counts), {}, len(counts), limited, seed=step, before=before, **options)
+        before = forecast.plan
+        validate(before, limited)
+        for stage in range(1, len(counts)):
+            assert all(len(its) <= 2 for its in homes(before, of=stage))
+        now = {before.peers[lane.route[0].peer or 0] for lane in before.lanes}
+        assert len(now) <= 2 * min(counts[1:]) and (len(now) == counts[0] or len(set(counts)) > 1)
+        used |= now
+    assert len(used) == counts[0]
+    assert forecast.seconds < 1.2 * plan_step(crowd(*counts), {}, len(counts), free, seed=7, **options).seconds
+
+
+def test_where_senders_choose_a_step_has_few_data_nodes() -> None:
+    rules, used = Rules(visits=3, max_jump=4, max_swap=0, most_homes=2), set[str]()
+    options: dict[str, Any] = {"microbatches": 12, "slots": 3, "nbytes": 10**5, "policy": Policy.BACKWARD}
+    for step in range(5):
+        plan = plan_step(crowd(5, 4, 4), {}, 3, rules, seed=step, open_hops=True, **options).plan
+        validate(plan, rules)
+        assert all(len(its) == 2 for its in homes(plan, of=1))
+        used |= {plan.peers[lane.route[0].peer or 0] for lane in plan.lanes}
+    assert len(used) == 5
+    bound = plan_step(crowd(3, 1), {}, 2, Rules(visits=2), seed=1, **options).plan
+    with pytest.raises(BadPlan, match="of 3 data nodes may come to peer 3, which has room for the sums of 2"):
+        validate(bound, Rules(visits=2, most_homes=2))
+
+
+def test_few_data_nodes_are_planned_as_ever() -> None:
+    servers = [one for one in SERVERS if one.stage or one.name != "0.2"]
+    options: dict[str, Any] = {"microbatches": 12, "slots": 3, "nbytes": 10**5, "policy": Policy.BACKWARD}
+    limited, free = (
+        plan_step(servers, {}, 4, Rules(visits=3, max_swap=0, most_homes=most), seed=1, **options) for most in (2, None)
+    )
+    assert limited == free

@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.training.pipeline_cases import SEEDS, random_routes, random_task
 
 from farflung.training.pipeline_bounds import lower_bounds
@@ -16,6 +17,10 @@ from farflung.training.pipeline_routes import Routes, Task, most_lanes
 from farflung.training.pipeline_rules import validate
 from farflung.training.pipeline_search import Search, improve, makespan_of
 from farflung.training.pipeline_simulate import simulate
+
+
+def with_most_homes(task: Task, most_homes: int | None) -> Task:
+    return dataclasses.replace(task, rules=dataclasses.replace(task.rules, most_homes=most_homes))
 
 
 @pytest.mark.usefixtures("kernel")
@@ -30,10 +35,15 @@ def test_the_fast_simulator_is_the_simulator(seed: int) -> None:
     assert makespan.seconds(exact * 0.999) == inf
 
 
-@given(SEEDS)
-@settings(max_examples=40, deadline=None)
-def test_moves_keep_every_rule_and_can_be_taken_back(seed: int) -> None:
-    routes = random_routes(seed)
+@given(SEEDS, st.sampled_from([None, 1, 2]))
+@settings(max_examples=60, deadline=None)
+def test_moves_keep_every_rule_and_can_be_taken_back(seed: int, most_homes: int | None) -> None:
+    task, stages = random_task(seed)
+    try:
+        routes = Routes(with_most_homes(task, most_homes), stages, random.Random(seed))
+    except BadPlan:  # of so many data nodes not all find a place
+        assert most_homes is not None and len(stages[0]) > most_homes
+        return
     rng = random.Random(seed)
     for _ in range(60):
         before = ([list(path) for path in routes.paths], list(routes.stage_of), list(routes.used))
