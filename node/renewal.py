@@ -430,6 +430,7 @@ class Renewal:
             return outside.shelf.shadows[stage].values
         numel = self._recipe.own.num_parameters
         shadow, _ = await fetch(outside.network, self._doors.side, holders[0], stage, numel, founds=True)
+        outside.shelf.serve(stage)
         outside.shelf.give(holders[0], shadow)
         return shadow.values
 

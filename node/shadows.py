@@ -29,7 +29,7 @@ from farflung.node.exact import EndsShelf
 from farflung.node.fetching import check_payload
 from farflung.node.network import Network, PeerId, Stream
 from farflung.node.stage_learner import StageLearner
-from farflung.node.stage_recipe import StageRecipe, stage_recipe
+from farflung.node.stage_recipe import MOST_HOLDERS, ROOM, StageRecipe, stage_recipe
 from farflung.protocol.errors import NetworkError, Refused, RemoteError
 from farflung.protocol.headers import ShadowRequest
 from farflung.protocol.keys import short
@@ -63,11 +63,8 @@ DIFFERENCE = parse_codec("deadzone(bits=2.0)")
 RICH = 3
 """Peers of a stage that needs no shadow, if they do not all fall together."""
 
-ROOM = 2
-"""Shadows of the largest stage that a peer has memory for: four bytes a parameter each."""
-
-MOST_HOLDERS = 4
-"""Of our own stage's shadow, for whom we remember what they have."""
+UNLISTED_S = 600.0
+"""How long we remember what somebody was given who is not heard to have it: it may still be on its way, or the word of it."""
 
 LOOK_S = 2.0
 """Between two looks at what is due."""
@@ -88,6 +85,8 @@ class Shelf:
     """By stage whose shadow we have, who can continue it, as far as we know."""
     given: dict[PeerId, Shadow] = field(default_factory=dict)
     """By holder, what it has of our stage. Who was given that last comes last."""
+    given_of: int = -1
+    """The stage that this is of; -1: none yet."""
     ends: EndsShelf = field(default_factory=EndsShelf)
     """With CheckFree alone: exact copies of embedding, last norm and head."""
     received_bytes: int = 0
@@ -113,6 +112,12 @@ class Shelf:
         """Hold nothing of this stage."""
         del self.shadows[stage]
         self.sources.pop(stage, None)
+
+    def serve(self, stage: int) -> None:
+        """This is our own stage from now on: what others have of another one, nobody continues."""
+        if stage != self.given_of:
+            self.given.clear()
+            self.given_of = stage
 
     def give(self, holder: PeerId, shadow: Shadow) -> None:
         """Remember that somebody has this of our stage."""
@@ -266,6 +271,9 @@ class Shadows:
         """Those of them that have come down to one since, and our copy is of before."""
         self._refreshing: set[int] = set()
         """Stages whose copy is being fetched."""
+        self._unlisted: dict[PeerId, tuple[bytes, float]] = {}
+        """By holder that does not list what it was given last, the name of that, and since when."""
+        shelf.serve(recipe.stage)
         self._encoding = asyncio.Lock()
         self._said: dict[int, str] = {}
         """By stage, who we said would hold its shadow, and why."""
@@ -289,6 +297,7 @@ class Shadows:
 
     def _begun(self) -> list[Due]:
         """The refreshes that are due now, each to be carried out."""
+        self._forget_given()
         found = self._due() if self._budget.share > 0.0 else []
         self._refreshing |= {int(one.kept.piece) for one in found}
         return found
@@ -315,6 +324,21 @@ class Shadows:
             sent, shadow = await self._doors.side.run(refresh, old, state, step, codec)
             self._shelf.give(holder, shadow)
             return sent
+
+    def _forget_given(self) -> None:
+        """What those have of our stage who are gone, or have let go of it."""
+        now, unlisted = asyncio.get_running_loop().time(), dict[PeerId, tuple[bytes, float]]()
+        for holder, shadow in list(self._shelf.given.items()):
+            said = self._roll.present(holder) if self._roll.alive(holder, now) else None
+            if said is not None and self._recipe.stage in {copy.stage for copy in said.shadows}:
+                continue
+            name, since = self._unlisted.get(holder, (shadow.name, now))
+            since = since if name == shadow.name else now
+            if now < since + UNLISTED_S:
+                unlisted[holder] = shadow.name, since
+            else:
+                del self._shelf.given[holder]
+        self._unlisted = unlisted
 
     # ---- what is due -------------------------------------------------------------------------------------------
 

@@ -42,6 +42,12 @@ HOMES = 2
 OPEN_HOMES = 4
 """The same where whoever sends chooses the peer: then all data nodes of a step may come to it."""
 
+ROOM = 2
+"""Shadows of the largest stage that a peer has memory for: four bytes a parameter each (`shadows`)."""
+
+MOST_HOLDERS = 2
+"""Of our own stage's shadow, for whom we remember what they have, as much each: one, and one that takes it over."""
+
 NO_TABLE = 2
 """Rows of an embedding that is not there, for forecasts: the fewest that a model's shape may have."""
 
@@ -110,8 +116,8 @@ class StageRecipe:
 
     @property
     def beside(self) -> Beside:
-        """What a peer of the stage holds in memory that a replica does not: residuals, and for shadows the one that is held and the one that somebody
-        was given (`shadows`), or exact copies (`exact`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`): with inputs that wait for
+        """What a peer of the stage holds in memory that a replica does not: residuals, and for shadows those that it may hold and those that others
+        were given (`shadows`), or exact copies (`exact`); the sums of a step's gradients, apart for each data node; and in each slot an input and a gradient (`stage_server`): with inputs that wait for
         slots where routes are dynamic, else as many again for what a lost peer had in its own (`Worklist`)."""
         boundary_bytes = 4 * self.tokens_per_microbatch * self.whole.model.dim
         in_slot = 3 if self.pipeline.dynamic else 4 if self.stage else 2  # a data node takes over from nobody
@@ -130,7 +136,9 @@ class StageRecipe:
     def _num_copies(self) -> int:
         """Of stages, in host memory, in vectors of our own size."""
         if not self.pipeline.by_rule:
-            return 2 if self.pipeline.shadows > 0.0 else 0
+            return (
+                math.ceil(ROOM * self._largest / self.own.num_parameters) + MOST_HOLDERS if self.pipeline.shadows else 0
+            )
         if self.stage in (
             0,
             1,
@@ -138,6 +146,13 @@ class StageRecipe:
         ):  # of the ends: the one that is kept, and the next one on its way
             return math.ceil(2 * num_ends(self.whole.model) / self.own.num_parameters)
         return 1  # of our layers, for who asks
+
+    @property
+    def _largest(self) -> int:
+        """Parameters of the stage that has most."""
+        model, sizes = self.whole.model, self.part.sizes
+        slices = [StageSlice(sizes, stage) for stage in range(len(sizes))]
+        return max(sum(math.prod(shape) for _, shape in one.shapes(model)) for one in slices)
 
     def shape(self) -> ModelConfig:
         """A model of about the memory that the stage takes."""

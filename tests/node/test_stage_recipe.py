@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from farflung.node.recipe import read_recipe
-from farflung.node.stage_recipe import stage_recipe
+from farflung.node.stage_recipe import MOST_HOLDERS, ROOM, stage_recipe
 from farflung.protocol.appointment import appoint, check_appointment
 from farflung.protocol.errors import BadSignature, ConfigError
 from farflung.protocol.keys import Ed25519Signer
@@ -105,6 +105,20 @@ def test_memory_is_forecast_for_the_sums_that_a_plan_may_bring(routing: str, mic
     most = other.rules().most_homes
     assert most is not None and most >= 2 and other.beside.sums == min(most, microbatches)
     assert home.beside.sums == 1, "a data node has its own microbatches only"
+
+
+def test_memory_is_forecast_for_the_shadows_that_may_be_held_and_have_been_given() -> None:
+    """The held ones are of the largest stage, which may be a multiple of ours."""
+    for layers in ((1, 4), (4, 1)):
+        spec = PipelineSpec(stages=2, layers=layers)
+        stages = [stage_recipe(read_recipe(manifest(pipeline=spec)), stage) for stage in range(2)]
+        none = [
+            stage_recipe(read_recipe(manifest(pipeline=msgspec.structs.replace(spec, shadows=0.0))), s) for s in (0, 1)
+        ]
+        largest = max(one.own.num_parameters for one in stages)
+        for one, without in zip(stages, none, strict=True):
+            held = (one.beside.copies - without.beside.copies - MOST_HOLDERS) * one.own.num_parameters
+            assert ROOM * largest <= held < ROOM * largest + one.own.num_parameters
 
 
 @pytest.mark.parametrize("swaps", [0, 1, 2])

@@ -1,5 +1,6 @@
 """`ours` of `farflung bench recovery`: what nodes themselves keep, send and decide, beside the bench's pipeline."""
 
+import asyncio
 import math
 from collections.abc import Iterator
 
@@ -8,7 +9,8 @@ import torch
 from tests.sims.recovery_cases import AT_RISK, SAFE, use_small_corpus
 
 from farflung.node.events import EventLog
-from farflung.node.shadows import FIRST, MOST_HOLDERS, WHOLE, fetch, serve_shelf
+from farflung.node.shadows import FIRST, UNLISTED_S, WHOLE, fetch, serve_shelf
+from farflung.node.stage_recipe import MOST_HOLDERS
 from farflung.protocol.errors import NetworkError, Refused
 from farflung.protocol.headers import ShadowRequest
 from farflung.protocol.keys import PeerId
@@ -140,9 +142,35 @@ def test_who_only_holds_a_stage_makes_no_differences(begun: tuple[Pipeline, Live
 def test_only_so_many_holders_are_remembered(begun: tuple[Pipeline, Live]) -> None:
     _, keeper = begun
     shelf, one = keeper._nodes[1].shelf, empty(5)
+    shelf.given.clear()
     for number in [*range(MOST_HOLDERS), 0, MOST_HOLDERS]:
         shelf.give(bytes([number]) * 32, one)
-    assert list(shelf.given) == [bytes([number]) * 32 for number in (2, 3, 0, MOST_HOLDERS)]
+    assert list(shelf.given) == [bytes([number]) * 32 for number in (*range(2, MOST_HOLDERS), 0, MOST_HOLDERS)]
+
+
+def test_what_is_with_nobody_any_more_is_not_remembered(begun: tuple[Pipeline, Live]) -> None:
+    """Somebody asks for a copy and keeps none; another has it, and is not forgotten. And nothing of it is kept for another stage."""
+    pipeline, keeper = begun
+    steps(pipeline, keeper, SAFE.warm_steps + 2)
+    source, holder = keeper._nodes[1], holder_of(keeper, 1)
+    asks = next(node for node in keeper._nodes if node not in (source, holder))
+    ask(keeper, asks, source, None)
+    assert {holder.id, asks.id} == set(source.shelf.given)
+
+    async def look_after(seconds: float) -> None:
+        source.shadows._forget_given()
+        await asyncio.sleep(seconds)
+        for node in keeper._nodes:  # still heard
+            if node is not source:
+                source.roll.heard(node.id, node.present(), asyncio.get_running_loop().time())
+        source.shadows._forget_given()
+
+    keeper._loop.run_until_complete(look_after(UNLISTED_S / 2))
+    assert {holder.id, asks.id} == set(source.shelf.given), "it may be on its way"
+    keeper._loop.run_until_complete(look_after(UNLISTED_S / 2))
+    assert {holder.id} == set(source.shelf.given)
+    source.shelf.serve(2)
+    assert not source.shelf.given
 
 
 @pytest.mark.parametrize(
