@@ -3,6 +3,8 @@
 A rule with momentum leaves the mean that it was given behind in it, and so says twice where the parameters went. Without momentum there is only where they went: the
 mean of a round is then what the contributors' pseudo-gradients say, or the judge finds another one (invariant 4); and the momentum must be what it was. Where codecs are
 too coarse to compare it with these, their coding is repeated, part by part, as contributors and owners must have done it.
+A coarse code of a mean turns the smallest difference in what is coded into a large one (another element is left out,
+or gets another level), so with it all that came before is repeated to the last bit, fine contributions too.
 """
 
 from collections.abc import Sequence
@@ -19,8 +21,8 @@ from farflung.protocol.chain import Commit
 from farflung.training.rules import HeavyBall, Nesterov, OuterRule, Sgd
 
 FINE = ("fp32", "bf16", "fp16", "int8")
-"""Codecs whose errors are far below what one contribution more or less makes of a mean (`steps.MEAN_ERROR`); they may be packed, too. Means of these are looked at
-without any code of theirs."""
+"""Codecs whose errors are far below what one contribution more or less makes of a mean (`steps.MEAN_ERROR`); they may be
+packed, too. Means are looked at without any code of theirs, unless they are coded coarsely."""
 
 State = tuple[Tensor, Tensor]
 """Parameters and momentum, fp32 [n] each."""
@@ -53,13 +55,15 @@ def wanted_mean(
     """What everybody must have decoded of the part that begins with `start`, and what was added up for it before that was coded: from the pseudo-gradients and weights of
     its contributors, fp32 [n] each, and what a meeting has added. A mean that may be left unreduced is what `got`, fp32 [n], is nearer to: who its members were, no commit says."""
     last = terms.last if terms.settings.rules.ended_by(commit) else None
-    up, down = (
-        (last or codec).part(start, start + len(got)) if _is_coarse(last or codec) else None
-        for codec in (terms.uplink, terms.downlink)
-    )
+    uplink, downlink = last or terms.uplink, last or terms.downlink
+    stop = start + len(got)
+    down = downlink.part(start, stop) if _is_coarse(downlink) else None
+    up = None if down is None and not _is_coarse(uplink) else uplink.part(start, stop)
     added = [weight * _coded(up, gradient) for gradient, weight in shares]
     added.append(torch.zeros_like(got) if met is None else met)
-    exact = torch.stack(added).sum(dim=0)
+    exact = torch.zeros_like(got)
+    for term in added:  # one after another, as owners do (`torch.sum` adds many in another order)
+        exact += term
     possible = [_coded(down, exact), *([exact] if met is None and len(shares) <= unreduced.MOST else [])]
     return min(possible, key=lambda mean: float((mean - got).norm())), added
 
