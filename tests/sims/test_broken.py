@@ -98,6 +98,8 @@ def counts_a_contribution_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def reduces_over_whoever_came(monkeypatch: pytest.MonkeyPatch) -> None:
     def weigh(part: Participation, weights: tuple[tuple[bytes, float], ...]) -> tuple[tuple[bytes, float], ...]:
         have = set.intersection(*part._collected.values())
+        if not have:
+            return weights  # a mean of nobody is refused, and nothing for a judge
         tokens = {c.peer: c.ready.tokens for c in part.plan.contributors if c.peer in have}
         return tuple((peer, tokens[peer] / sum(tokens.values())) for peer in sorted(tokens))
 
