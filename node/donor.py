@@ -88,14 +88,15 @@ class Donor:
     async def _send(self, stream: Stream, index: int) -> None:
         """Raises NetworkError, or TimeoutError when it takes too long."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began: float | None = None  # until then it is we who are not ready
         try:
             async with asyncio.timeout(CHUNK_S):
                 version, data = await self._chunk(index)
+                began = loop.time()
                 await stream.write(version.to_bytes(VERSION_BYTES, "big"), overhead=VERSION_BYTES)
                 await framing.write_blob(stream, data)
         except (NetworkError, TimeoutError):
-            if loop.time() - began >= QUICK_S:  # else whoever asked has gone
+            if began is not None and loop.time() - began >= QUICK_S:  # else whoever asked has gone
                 self._slots.fewer()
             raise
         if data is not None and loop.time() - began < QUICK_S:

@@ -79,7 +79,7 @@ class _Search:
     asks: PeerId | None = None
     """Who may be sending it now."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Or another has taken its place."""
+    """Set when it has ended, or another has taken its place."""
 
 
 class Fetcher:

@@ -20,7 +20,14 @@ from farflung.node.durable import sync_folder
 from farflung.node.engine import Engine, EngineConfig
 from farflung.node.identity import Identity
 from farflung.node.listening import PORTS, free_ports, own_addresses
-from farflung.node.manifest_filling import coded_bits, fill_method, in_stages, usual_inner_steps, with_usual_lr
+from farflung.node.manifest_filling import (
+    FEEDBACK_BITS,
+    coded_bits,
+    fill_method,
+    in_stages,
+    usual_inner_steps,
+    with_usual_lr,
+)
 from farflung.node.options import CreatedSwarm, CreateOptions
 from farflung.node.p2pd import P2pdConfig
 from farflung.node.paths import Paths, SwarmPaths, resolve_paths
@@ -65,9 +72,6 @@ DEFAULT_BATCH = 16
 """Sequences of one inner step of one peer."""
 
 DEFAULT_INNER_STEPS = 100
-
-FEEDBACK_BITS = 3.0
-"""Codecs below so many bits per parameter get error feedback: the rest leave out so little that it is not worth its memory."""
 
 FEEDBACK_WAITS = 4
 """It starts after the first of so many parts of the run, where nobody asked for it: from random weights it gains less, or does harm (`docs/feedback.md`)."""

@@ -37,15 +37,16 @@ def fill_method(sections: Sections, name: str) -> None:
     if not isinstance(wanted, int) and wanted != "auto":
         raise ConfigError(f'swarm.inner_steps = {wanted!r}: must be a whole number, or "auto"')
     said = method.sections(wanted, fragments or method.fragments_of(wanted), in_stages=in_stages(sections))
+    codecs = {"uplink_codec": method.codec, "downlink_codec": method.mean_codec}
+    chosen = [coded_bits(f"swarm.{key}", swarm.get(key, ours)) for key, ours in codecs.items()]
     feedback, outer = sections.setdefault("feedback", {}), sections.setdefault("outer", {})
     if swarm.get("mix", "rebase") != "rebase":
         feedback.setdefault("uplink", "residual")  # nothing that is kept in parameters may be mixed away
-    codecs = {"uplink_codec": method.codec, "downlink_codec": method.mean_codec}
-    chosen = [coded_bits(f"swarm.{key}", swarm.get(key, ours)) for key, ours in codecs.items()]
     if feedback.get("uplink", "kept") != "kept" or min(chosen) > coded_bits("last_codec", method.last_codec):
         feedback.setdefault("last_codec", "")  # that of the method would be the coarser one
-    if "downlink_codec" in swarm and chosen[1] < coded_bits("mean_codec", method.mean_codec):
-        feedback.setdefault("downlink", "residual")  # the method's means are fine enough without
+    if swarm.get("downlink_codec", method.mean_codec) != method.mean_codec and chosen[1] < FEEDBACK_BITS:
+        feedback.setdefault("downlink", "residual")  # of the method's own codec means are fine enough without
+        feedback.setdefault("after_rounds", 0)  # no sender adds what it keeps to what is owed, so nothing comes twice
     if "optimizer" in outer:
         del said["outer"]  # its figures are for its own optimiser
     elif "lr" in outer:
@@ -57,6 +58,9 @@ def fill_method(sections: Sections, name: str) -> None:
         for key, value in values.items():
             sections.setdefault(section, {}).setdefault(key, value)
 
+
+FEEDBACK_BITS = 3.0
+"""Codecs below so many bits per parameter get error feedback: the rest leave out so little that it is not worth its memory."""
 
 _MANY = 1 << 20
 """Elements of a vector in which a codec's headers do not count."""

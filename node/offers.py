@@ -27,7 +27,7 @@ STEP_S = 10.0
 
 def data_nodes(roll: Roll, now: float) -> list[Present]:
     """What those that train say."""
-    return [said for peer in roll.training(0, now) if (said := roll.present(peer)) is not None]
+    return roll.said_by(roll.training(0, now))
 
 
 def loss_of(roll: Roll, recipe: StageRecipe, now: float) -> Loss:

@@ -312,9 +312,8 @@ class Desk:
         key = (order.microbatch, order.hop)
         if order.microbatch in self._landed:
             return []
-        for one in self._together(key, order.route):
-            if one in self._visits and self._visits[one].lapsed:
-                return self._back_again(one, self._visits[one])
+        if (gone := self._gone(key, order)) is not None:
+            return gone
         visit = self._visit(key, order.route, order.version, now)
         if not same_input(visit.route, order.route, order.hop):
             return [self._say(key, visit, Said.MISSING, backward=order.backward)]
@@ -335,6 +334,8 @@ class Desk:
         visit = self._visits.get(key)
         if order.microbatch in self._landed:
             return []
+        if (gone := self._gone(key, order)) is not None:
+            return gone
         if visit is not None and self._is_counted(key, visit):
             return self._back_again(key, visit)
         if visit is not None and not order.backward and visit.has_input and (visit.sending or visit.passed):
@@ -342,6 +343,14 @@ class Desk:
         if (one := self._counting(key, order.route)) is not None:
             return [self._say(one, self._visits[one], Said.HOLDING, backward=one == key)]
         return self._give_up(key, order.version, order.route, backward=False)
+
+    def _gone(self, key: tuple[int, int], order: Again | GiveUp) -> list[Effect] | None:
+        """What the data node hears of a visit, or of the loss that is computed with it, that counts here and of which nothing is kept any more; None: there is none."""
+        for one in self._together(key, order.route):
+            if one in self._visits and self._visits[one].lapsed:
+                self._visits[one].follow(order.route, order.version)  # or it would not listen to the word
+                return self._back_again(one, self._visits[one])
+        return None
 
     def on_landed(self, microbatches: Iterable[int]) -> list[Effect]:
         """Over, or void: what is kept for them goes; what was counted stays counted."""

@@ -24,7 +24,7 @@ class Hearsay:
 
     def listen(
         self,
-        homes: Sequence[Present],  # of data nodes that train
+        homes: Sequence[Present],  # of data nodes that train, or have made the last round
         others: Sequence[Present],  # of those who serve another stage
     ) -> None:
         """Remember what is said now. What we have heard of data nodes ourselves is not changed by what others remember of them."""

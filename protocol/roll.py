@@ -172,19 +172,19 @@ class Roll:
         quiet = [peer for peer in self._homes() if now > self.entries[peer].since + QUIET_AFTER * self.heartbeat_s]
         self._told = {peer: self._told.get(peer, now) for peer in quiet if self._are_told(peer, now)}
         others = [peer for stage in range(1, self.stages) for peer in self.serving(stage, now)]
-        self.hearsay.listen(self.counting(now), self._said(others))
+        self.hearsay.listen(self.counting(now), self.said_by(others))
         for peer in [p for p, entry in self.entries.items() if now > entry.since + FORGET_S]:
             self.forget(peer)
 
     def on_trial(self, now: float) -> frozenset[int]:
         """Stages that data nodes try by the loss."""
-        said = self._said(self.training(0, now))
+        said = self.said_by(self.training(0, now))
         return frozenset(stage for one in said for stage in one.tries if stage < self.stages)
 
     def _alive(self, now: float) -> list[PeerId]:
         return sorted(peer for peer, entry in self.entries.items() if self._is_alive(entry, now))
 
-    def _said(self, peers: Iterable[PeerId]) -> list[Present]:
+    def said_by(self, peers: Iterable[PeerId]) -> list[Present]:
         """The last words of these, where there are any."""
         return [said for peer in peers if (said := self.present(peer)) is not None]
 
@@ -242,7 +242,7 @@ class Roll:
         if self.by_chain:
             own = self._own
             return list(own[1].lives) if own is not None and own[1].life == self.number(0) else []
-        said = self._said(self.training(0, now))
+        said = self.said_by(self.training(0, now))
         found = {
             life
             for present in said
@@ -289,7 +289,7 @@ class Roll:
 
     def counting(self, now: float) -> list[Present]:
         """What data nodes say that train, or have made the last round."""
-        return [said for said in self._said(self.serving(0, now)) if said.trains or said.finished]
+        return [said for said in self.said_by(self.serving(0, now)) if said.trains or said.finished]
 
     def holders(self, stage: int, now: float) -> tuple[int, bytes, list[PeerId]] | None:
         """Version and digest of a stage's outer state that most of its peers announce (the newer of two that as many do), and who they
@@ -347,8 +347,8 @@ class Roll:
         ]
         if not silent:
             return ()
-        homes = self._said(self.training(0, now))
-        others = [said for said in self._said(self._alive(now)) if said.stage > 0]
+        homes = self.said_by(self.training(0, now))
+        others = [said for said in self.said_by(self._alive(now)) if said.stage > 0]
         found = []
         for stage in silent:
             patience_s = usual_s if stage else HOME_LOST_AFTER * self.heartbeat_s
@@ -381,7 +381,7 @@ class Roll:
 
     def _are_told(self, peer: PeerId, now: float) -> bool:
         """Whether half of the peers of some stage have found the process of a data node ended: only those that compute next to it have dialled it before."""
-        heard = self._said(self._alive(now))
+        heard = self.said_by(self._alive(now))
         size = Counter(said.stage for said in heard if said.stage > 0)
         agree = Counter(said.stage for said in heard if said.stage > 0 and peer in said.ended)
         return any(2 * agree[stage] >= size[stage] for stage in size)
@@ -442,7 +442,7 @@ class Roll:
 
     def named(self, now: float) -> tuple[Life, ...]:
         """The list that a stage is to acknowledge: the newest that half of the data nodes have, or have gone on from."""
-        lists = [said.lives for said in self._said(self.training(0, now))]
+        lists = [said.lives for said in self.said_by(self.training(0, now))]
         lists.sort(key=rank, reverse=True)
         newest = lists[(len(lists) - 1) // 2] if lists else ()
         return newest if number_in(newest, 0) == self.number(0) else ()

@@ -30,7 +30,7 @@ from farflung.sims.check import Check, machine
 from farflung.sims.costs import load_costs
 from farflung.sims.local_run import count_cores, playable, run_local
 from farflung.sims.outputs import check_outputs
-from farflung.sims.scenario import find_scenario
+from farflung.sims.scenario import find_scenario, load_scenario
 from farflung.sims.sim_result import Result
 from farflung.sims.sim_run import run_scenario
 
@@ -45,7 +45,9 @@ def run_fidelity(
 ) -> dict[str, Any]:
     """Calibrate (or take `costs`, a file of an earlier calibration), play, compare, show. Raises ConfigError, BenchError, NodeFailed, OSError."""
     check_outputs(folders=[page])
-    playable(find_scenario(scenario))  # what cannot be played should be told of before minutes of measuring
+    playable(
+        load_scenario(find_scenario(scenario))
+    )  # what cannot be played should be told of before minutes of measuring
     console = Console(stderr=as_json)
     if costs is None:
         console.print("what things cost a node on this machine", style="dim")

@@ -274,7 +274,7 @@ def methods_of(inner_steps: int) -> tuple[Method, ...]:
             kept=True,
         ),
         Method(name="blocking DiLoCo", codec="int8(block=128)", inner_steps=inner_steps, overlaps=False),
-        Method(name="data-parallel", codec="", inner_steps=inner_steps),
+        Method(name="data-parallel", codec="", inner_steps=inner_steps, overlaps=False),
     )
 
 

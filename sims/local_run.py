@@ -43,7 +43,7 @@ from farflung.sims.pipeline_scenario import check_served
 from farflung.sims.report import report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_plan import key_seeds, read_scenario, training_seconds
-from farflung.sims.scenario_toml import keep_scenario
+from farflung.sims.scenario_toml import check_apart, keep_scenario
 from farflung.sims.sim_folder import run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
@@ -64,13 +64,14 @@ def run_local(
     Raises ConfigError (it cannot be played here), NodeFailed (the founder did not come up), SystemExit (told to end, it has).
     """
     path = find_scenario(name)
-    scenario = playable(path, minutes)
+    whole = load_scenario(path)
     if method is not None:
-        scenario = msgspec.structs.replace(scenario, method=method)
+        whole = msgspec.structs.replace(whole, method=method)
+    scenario = playable(whole, minutes)
     check_outputs(folders=[out])
     seed = scenario.seed if seed is None else seed
     if out is not None:
-        keep_scenario(out, scenario, seed, path)
+        check_apart(out, path)
     schedule = make_schedule(scenario, seed, path.parent)
     began = time.perf_counter()
     with orderly_end(), tempfile.TemporaryDirectory(prefix="farflung-local-") as folder:
@@ -86,13 +87,14 @@ def run_local(
             write_logs(swarm.keys, events, swarm.done, swarm.began, out)
             _copy_outputs(swarm, out)
             save_run(out / RUN, tell(expected=result["expected"]))
+            keep_scenario(out, whole, seed, path, minutes=minutes)
             report_folder(out)
     return result
 
 
-def playable(path: Path, minutes: float | None = None) -> Scenario:
-    """The scenario in a file, for at most so long. Raises ConfigError when processes cannot play it here."""
-    scenario = shortened(load_scenario(path), minutes)
+def playable(whole: Scenario, minutes: float | None = None) -> Scenario:
+    """The scenario for at most so long. Raises ConfigError when processes cannot play it here."""
+    scenario = shortened(whole, minutes)
     if sys.platform == "win32":
         raise ConfigError(
             "processes cannot be stopped and continued on Windows; use `farflung sim run`, or WSL for `sim local`"

@@ -154,14 +154,20 @@ def bits_per_parameter(codec: FlatCodec) -> float:
 
 
 def _check_calm(scenario: Scenario, settings: Settings) -> None:
-    """Refuse a calm in whose last part even a swarm that is well may have no round: a lap of the slowest may be longer. Raises ConfigError."""
+    """Refuse a calm in whose last part even a swarm that is well may have no round: a lap may be longer. Raises ConfigError.
+
+    A lap is as long as the fastest member says, who is one that stays if all are in one group; else there may be none but slow ones.
+    """
     laps = settings.rules.laps
     steps = laps.most * max(laps.widths)
-    step_s = settings.step_tokens / min(peer_class.tokens_per_s for peer_class in scenario.peers)
+    honest = [one for one in scenario.peers if not one.attacks] or list(scenario.peers)
+    stays = [one.tokens_per_s for one in honest if one.session is None and not one.trace]
+    together = stays and scenario.num_peers <= settings.rules.max_group
+    step_s = settings.step_tokens / (max(stays) if together else min(one.tokens_per_s for one in honest))
     least_s = (steps * step_s + settings.min_round_s) / (1.0 - CALM_PLAYED)
     if 0.0 < scenario.calm_s < least_s:
         raise ConfigError(
-            f"calm_s = {scenario.calm_s:g}: a round has to fall into its last quarter, and from one to the next the slowest peers may take {steps} steps of "
+            f"calm_s = {scenario.calm_s:g}: a round has to fall into its last quarter, and from one to the next it may take {steps} steps of "
             f"{step_s:.3g} s, and swarm.min_round_s = {settings.min_round_s:g}; give {math.ceil(least_s)} or more, or fewer "
             f"manifest.swarm.{'inner_steps' if laps.least == laps.most else 'max_inner_steps'}"
         )

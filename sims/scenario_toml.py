@@ -31,17 +31,23 @@ def write_scenario(scenario: Scenario) -> str:
     return "\n".join(lines) + "\n"
 
 
-def keep_scenario(folder: Path, scenario: Scenario, seed: int, file: Path) -> None:
-    """Write into a run's folder what is run, so that `farflung sim run` repeats it: with `seed` in the place of the scenario's, and the traces where they lie,
-    beside the scenario's `file`. Raises ConfigError where it would take the place of that, OSError."""
-    kept = folder / SCENARIO
-    if kept.resolve() == file.resolve():
-        raise ConfigError(f"--out {folder}: the scenario lies there, and would be written anew; name another folder")
+def keep_scenario(folder: Path, scenario: Scenario, seed: int, file: Path, *, minutes: float | None = None) -> None:
+    """Write into a run's folder what is run, so that `farflung sim run` repeats it: with `seed` in the place of the scenario's, the traces where they lie,
+    beside the scenario's `file`, and without what calibrated costs have that does nothing here; `minutes`: of which only so many were played. Raises OSError."""
     peers = tuple(
         msgspec.structs.replace(one, trace=str((file.parent / one.trace).resolve())) if one.trace else one
         for one in scenario.peers
     )
-    kept.write_text(write_scenario(msgspec.structs.replace(scenario, seed=seed, peers=peers)), encoding="utf-8")
+    costs = scenario.costs if scenario.costs.processors else msgspec.structs.replace(scenario.costs, trained_per_s=0.0)
+    whole = msgspec.structs.replace(scenario, seed=seed, peers=peers, costs=costs)
+    said = "" if minutes is None else f"# the first {minutes:g} minutes were played\n"
+    (folder / SCENARIO).write_text(said + write_scenario(whole), encoding="utf-8")
+
+
+def check_apart(folder: Path, file: Path) -> None:
+    """Refuse a run's folder in which the scenario's `file` would be written anew. Raises ConfigError."""
+    if (folder / SCENARIO).resolve() == file.resolve():
+        raise ConfigError(f"--out {folder}: the scenario lies there, and would be written anew; name another folder")
 
 
 def _told(struct: msgspec.Struct) -> dict[str, Any]:

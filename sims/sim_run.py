@@ -26,7 +26,7 @@ from farflung.sims.recorder import Recorder
 from farflung.sims.report import REPORT, report_folder
 from farflung.sims.scenario import Scenario, find_scenario, load_scenario
 from farflung.sims.scenario_run import AnyPlan, Playable, make_playable, simulate_any
-from farflung.sims.scenario_toml import keep_scenario
+from farflung.sims.scenario_toml import check_apart, keep_scenario
 from farflung.sims.sim_folder import run_facts
 from farflung.sims.sim_result import Result, show, summarise
 from farflung.sims.simulation import Report
@@ -61,8 +61,11 @@ def run_scenario(
         scenario = msgspec.structs.replace(scenario, method=method)
     seed = scenario.seed if seed is None else seed
     if out is not None:
+        check_apart(out, path)
+    result = play_scenario(scenario, seed, make_schedule(scenario, seed, path.parent), out=out, quiet=quiet)
+    if out is not None:
         keep_scenario(out, scenario, seed, path)
-    return play_scenario(scenario, seed, make_schedule(scenario, seed, path.parent), out=out, quiet=quiet)
+    return result
 
 
 def play_scenario(scenario: Scenario, seed: int, schedule: Schedule, *, out: Path | None, quiet: bool) -> Result:

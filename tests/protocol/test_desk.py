@@ -384,6 +384,7 @@ def test_what_counts_is_remembered_when_its_lease_runs_out() -> None:
             assert one.take(parcel(backward=backward, version=version), 101.0) == (Answer.UNWANTED, [])
             (word,) = one.on_again(Again(WINDOW, 0, 2, backward, 5, version, ROUTE), 101.0)
             assert isinstance(word, Report) and (word.passage.said, word.passage.backward) == (Said.MISSING, True)
+            assert word.passage.version == version, "or its data node does not listen"
         assert said(one.on_give_up(GiveUp(WINDOW, 0, 2, False, version, ROUTE))) == [Said.MISSING]
     assert one.expire(900.0) == [] and one.on_landed([0]) == [Forget(0)]
 
@@ -398,7 +399,7 @@ def test_the_last_hop_is_not_done_elsewhere_when_the_lease_of_its_loss_runs_out(
     one.expire(101.0)
     (word,) = one.on_again(Again(WINDOW, 0, 2, False, 4, 0, route), 101.0)
     assert isinstance(word, Report) and (word.passage.said, word.passage.hop) == (Said.MISSING, 3)
-    assert said(one.on_give_up(GiveUp(WINDOW, 0, 2, False, 0, route))) == [Said.HOLDING]
+    assert said(one.on_give_up(GiveUp(WINDOW, 0, 2, False, 0, route))) == [Said.MISSING]
 
 
 def test_what_is_being_computed_is_kept_beyond_its_lease() -> None:

@@ -101,12 +101,12 @@ def test_peers_that_did_not_train_together_give_no_figures(changed: dict[str, An
         bench_overlap._figures(OURS, 50.0, Task(), 3_000_000, [result(), result(**changed)], None)
 
 
-def test_methods_differ_in_one_thing() -> None:
+def test_ours_are_like_the_baseline_and_as_they_ship() -> None:
     ours, default, blocking, parallel = methods_of(8)
     assert (ours.codec, ours.inner_steps, ours.delay_steps) == (blocking.codec, blocking.inner_steps, 7)
     assert (default.codec, default.mean_codec, default.kept) == (DEFAULT.codec, DEFAULT.mean_codec, True)
     assert (default.inner_steps, default.fragments, default.lap, default.delay_steps) == (30, 3, 10, 9), "as it is"
-    assert blocking.delay_steps == 0 and parallel.codec == ""
+    assert blocking.delay_steps == parallel.delay_steps == 0 and parallel.codec == ""
 
 
 def canned(method: Method, mbit_s: float, task: Task, **_: Any) -> OverlapFigures:

@@ -17,6 +17,7 @@ from farflung.sims.faults import Skew, Start
 from farflung.sims.happenings import TAKES, What
 from farflung.sims.scenario import (
     SHIPPED,
+    Lasting,
     Scenario,
     find_scenario,
     load_scenario,
@@ -200,15 +201,15 @@ def test_manifests_that_cannot_be_are_refused(old: str, new: str, said: str) -> 
 CALM = BASE.replace("duration_s = 600.0", 'duration_s = 160.0\nmethod = "none"\ncalm_s = {calm_s}').replace(
     "inner_steps = 4", "batch_tokens = 512\ninner_steps = {inner_steps}"
 )
-"""Steps of 0.512 s of the slowest, and rounds of `min_round_s` = 5."""
+"""Steps of 0.128 s of the fastest, who stay, and rounds of `min_round_s` = 5."""
 
 
 @pytest.mark.parametrize(
     ("inner_steps", "least_s", "key"),
     [
-        ("20", 61.0, "inner_steps"),
-        ("20\nfragments = 4", 31.0, "inner_steps"),
-        ('"auto"\nmin_inner_steps = 4\nmax_inner_steps = 30', 82.0, "max_inner_steps"),
+        ("20", 31.0, "inner_steps"),
+        ("20\nfragments = 4", 23.0, "inner_steps"),
+        ('"auto"\nmin_inner_steps = 4\nmax_inner_steps = 30', 36.0, "max_inner_steps"),
     ],
     ids=["fixed", "fragments", "chosen"],
 )
@@ -220,6 +221,16 @@ def test_a_calm_is_so_long_that_its_last_quarter_has_a_round(inner_steps: str, l
     with pytest.raises(ConfigError, match=rf"calm_s = .*; give {least_s:g} or more, or fewer manifest\.swarm\.{key}$"):
         prepare(short, 0, make_schedule(short, 0, Path()))
     assert simulate(prepare(long, 0, make_schedule(long, 0, Path())).plan).violations == []
+
+
+def test_a_calm_is_as_long_as_the_laps_of_the_fastest_that_stay() -> None:
+    """Of all slow peers there may be one that makes five steps in the same time; where the fast ones may have gone it is of them that a calm has to be long enough."""
+    slow = f'\n[[peers]]\nname = "slow"\ncount = 1\ntokens_per_s = {50.0}\n'
+    made = scenario(slow, base=CALM.format(inner_steps="20", calm_s=61.0))
+    prepare(made, 0, make_schedule(made, 0, Path()))
+    gone = replace_struct(made, peers=tuple(replace_struct(one, session=Lasting(mean_s=900.0)) for one in made.peers))
+    with pytest.raises(ConfigError, match=r"give \d+ or more"):
+        prepare(gone, 0, make_schedule(gone, 0, Path()))
 
 
 @pytest.mark.parametrize("name", ["", "default", "thrifty", "none"])

@@ -31,9 +31,9 @@ from farflung.sims.faults import (
 from farflung.sims.logs import Logs
 from farflung.sims.recorder import Recorder
 from farflung.sims.report import load_scenes, render
-from farflung.sims.scenario import parse_scenario
+from farflung.sims.scenario import find_scenario, load_scenario, parse_scenario
 from farflung.sims.scenario_run import make_playable
-from farflung.sims.scenario_toml import SCENARIO
+from farflung.sims.scenario_toml import SCENARIO, keep_scenario
 from farflung.sims.sim_folder import timeline_of
 from farflung.sims.sim_run import run_scenario
 from farflung.sims.swarm import START_UNIX_S
@@ -185,7 +185,7 @@ def test_the_folder_says_what_was_run_and_that_can_be_run_again(tmp_path: Path) 
     file.write_text(BRIEF)
     (file.parent / "far.csv").write_text("start_s,end_s,host\n5,30,a\n")
     run_brief = partial(run_scenario, quiet=True)
-    result = run_brief(str(file), seed=5, method="thrifty", out=out, costs=Costs(start_s=2.0))
+    result = run_brief(str(file), seed=5, method="thrifty", out=out, costs=Costs(start_s=2.0, trained_per_s=1e9))
     assert run_brief(str(out / SCENARIO), seed=None, out=None)["log_sha256"] == result["log_sha256"]
     run, _ = load_folder(out)
     figures = json.loads((out / "report.json").read_text())
@@ -198,7 +198,18 @@ def test_the_folder_says_what_was_run_and_that_can_be_run_again(tmp_path: Path) 
     before = (out / SCENARIO).read_bytes()
     with pytest.raises(ConfigError, match="name another folder"):
         run_brief(str(out / SCENARIO), seed=7, out=out)
+    with pytest.raises(ConfigError, match="no method is called"):
+        run_brief(str(file), seed=7, method="thrifti", out=out)
     assert (out / SCENARIO).read_bytes() == before
+
+
+def test_what_was_played_in_part_is_kept_whole(tmp_path: Path) -> None:
+    """Peers that come later than that are in it."""
+    path = find_scenario("churn-8")
+    keep_scenario(tmp_path, load_scenario(path), 3, path, minutes=1.0)
+    kept = load_scenario(tmp_path / SCENARIO)
+    assert structs.replace(kept, seed=0, name="churn-8") == load_scenario(path) and kept.seed == 3
+    assert (tmp_path / SCENARIO).read_text().startswith("# the first 1 minutes were played\n")
 
 
 def test_samples_are_followed_to_the_end(out: Path) -> None:
