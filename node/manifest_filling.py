@@ -36,7 +36,9 @@ def fill_method(sections: Sections, name: str) -> None:
     wanted = swarm.get("inner_steps", usual_inner_steps(sections, method.inner_steps))
     if not isinstance(wanted, int) and wanted != "auto":
         raise ConfigError(f'swarm.inner_steps = {wanted!r}: must be a whole number, or "auto"')
-    said = method.sections(wanted, fragments or method.fragments_of(wanted), in_stages=in_stages(sections))
+    late = swarm.get("delay_steps")
+    usual = method.fragments_of(wanted, late if isinstance(late, int) else 0)
+    said = method.sections(wanted, fragments or usual, in_stages=in_stages(sections))
     codecs = {"uplink_codec": method.codec, "downlink_codec": method.mean_codec}
     chosen = [coded_bits(f"swarm.{key}", swarm.get(key, ours)) for key, ours in codecs.items()]
     feedback, outer = sections.setdefault("feedback", {}), sections.setdefault("outer", {})

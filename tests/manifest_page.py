@@ -235,7 +235,7 @@ def _methods() -> list[str]:
         f"|---|{'---|' * len(titles)}",
         *rows,
         "",
-        f"With stages H is {PIPELINE_INNER_STEPS} at most, and `fragment_pattern` is sequential. With another H, P is the most up to {shown[0].fragments} that divides it; where only `swarm.fragments` is said, H is the next multiple of it; with "
+        f"With stages H is {PIPELINE_INNER_STEPS} at most, and `fragment_pattern` is sequential. With another H, P is the most up to {shown[0].fragments} that divides it and leaves H / P more than `delay_steps`; where only `swarm.fragments` is said, H is the next multiple of it; with "
         f'`inner_steps = "auto"` P is `"auto"`, `max_fragments` {shown[0].fragments}, and `min_inner_steps` the method\'s H: with shorter laps it would not send as little. What somebody has chosen otherwise takes some of a method back: with `outer.optimizer` it says nothing of `[outer]`, with `outer.lr` no '
         "`lr_growth`; with codecs that are both finer than its `last_codec`, or another `feedback.uplink`, not that; with a coarser codec of means their feedback is `residual`; with `swarm.mix` the uplink's feedback is `residual`.",
     ]

@@ -37,11 +37,12 @@ class TrainingMethod:
     last_codec: str
     """In the last exchange, so that little is kept when the run is over; it comes too late for momentum, and the outer optimiser is the mean then."""
 
-    def fragments_of(self, inner_steps: int | Literal["auto"]) -> int | Literal["auto"]:
-        """P for another H: the most, up to the method's, that divide it."""
+    def fragments_of(self, inner_steps: int | Literal["auto"], delay_steps: int = 0) -> int | Literal["auto"]:
+        """P for another H: the most, up to the method's, that divide it and leave H / P more than `delay_steps`; 1 where none does."""
         if inner_steps == "auto":
             return "auto"
-        return max(count for count in range(1, self.fragments + 1) if inner_steps % count == 0)
+        fits = [p for p in range(2, self.fragments + 1) if inner_steps % p == 0 and inner_steps // p > delay_steps]
+        return max(fits, default=1)
 
     def sections(
         self, inner_steps: int | Literal["auto"], fragments: int | Literal["auto"], *, in_stages: bool = False

@@ -77,9 +77,22 @@ def test_a_method_is_what_neither_flags_nor_the_file_say(tmp_path: Path, corpus:
     assert manifest.feedback.last_codec == "", "it is coarser than the codec of the flag"
 
 
-@pytest.mark.parametrize(("inner_steps", "fragments"), [(10, 2), (20, 2), (25, 1), (27, 3)])
-def test_as_many_fragments_as_divide_the_steps(tmp_path: Path, corpus: Path, inner_steps: int, fragments: int) -> None:
-    options = CreateOptions(name="b", data=str(corpus), steps=300, inner_steps=inner_steps, home=tmp_path, open=True)
+@pytest.mark.parametrize(
+    ("inner_steps", "delay_steps", "fragments"),
+    [(10, None, 2), (20, None, 2), (25, None, 1), (27, None, 3), (30, 9, 3), (30, 10, 2), (30, 15, 1), (4, 2, 1)],
+)
+def test_as_many_fragments_as_divide_the_steps_and_leave_room_for_the_delay(
+    tmp_path: Path, corpus: Path, inner_steps: int, delay_steps: int | None, fragments: int
+) -> None:
+    options = CreateOptions(
+        name="b",
+        data=str(corpus),
+        steps=300,
+        inner_steps=inner_steps,
+        delay_steps=delay_steps,
+        home=tmp_path,
+        open=True,
+    )
     manifest = open_manifest(daemon.create(options).manifest.read_bytes(), swarm=None, peer=None)
     assert (manifest.inner_steps, manifest.fragments) == (inner_steps, fragments)
 
