@@ -168,6 +168,7 @@ def test_rounds_are_timed_where_they_are_counted_and_contributions_where_they_ar
             "peer": "aa",
             "stage": stage,
             "life": life,
+            "height": height,
             "round": height,
             "version": version,
         }
