@@ -6,7 +6,7 @@ announces. What an earlier process had already fetched is taken up again. A repa
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 
 from farflung.compression.digest import digest_of
 from farflung.node.disk import KEPT_ROUNDS
@@ -97,12 +97,14 @@ class Catchup:
             in_time = not ahead or waited > AHEAD_LOOKS
             if agreed is not None and download.complete and in_time and agreed[0] <= head.version:
                 version, digest, holders = agreed
-                # Before all is brought forward: by then nobody may be at that version any more, to say which chunks are wrong.
-                known = self._listing is not None and self._listed == (version, digest)
-                listing = self._listing if known else await self._list(version, digest, holders)
-                await self._roll_forward(download, version)
-                download.keep(version)
-                if download.complete and await self._verified(download, digest, listing):
+                # Asked for before all is brought forward: by then nobody may be at that version any more, to say which chunks are wrong.
+                async with asyncio.TaskGroup() as group:
+                    listed = group.create_task(self._known(version, digest, holders))
+                    await self._roll_forward(download, version)
+                    download.keep(version)
+                    whole = download.complete and await self._verified(download, digest, listed)
+                    listed.cancel()  # nobody waits for it where all is right
+                if whole:
                     self._download = self._listing = self._listed = None
                     self._report(download)
                     return version
@@ -158,6 +160,12 @@ class Catchup:
             self._listing, self._listed = listing, (version, digest)
         return listing
 
+    async def _known(self, version: int, digest: bytes, holders: Sequence[PeerId]) -> ChunkList | None:
+        """The same; not asked for where we have it."""
+        if self._listed == (version, digest):
+            return self._listing
+        return await self._list(version, digest, holders)
+
     async def _look_at(self, download: Download, index: int, listing: ChunkList) -> None:
         """Whether a chunk that came before the list is good. It may be brought to another version, or be dropped, meanwhile: then a later list tells."""
         if index in download.good or download.rolling:
@@ -170,11 +178,12 @@ class Catchup:
         else:
             self._sync.drop_wrong(download, index)
 
-    async def _verified(self, download: Download, digest: bytes, listing: ChunkList | None) -> bool:
+    async def _verified(self, download: Download, digest: bytes, listed: Awaitable[ChunkList | None]) -> bool:
         """Whether the state is the one announced. If not, its list tells which chunks are wrong, where somebody has given that."""
         mine = await self._aside(self._learner.outer.chunk_digests)
         if digest_of(*mine) == digest:
             return True
+        listing = await listed
         if listing is None:
             download.have.clear()  # nobody can say which are wrong
             download.good.clear()

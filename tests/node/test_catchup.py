@@ -28,10 +28,12 @@ from farflung.compression.policy import uniform
 from farflung.compression.registry import parse_codec
 from farflung.node.catchup import FOLLOWED_ROUNDS
 from farflung.node.disk import KEPT_ROUNDS
+from farflung.node.network import PeerId
 from farflung.node.statesync import Download
 from farflung.protocol import chain
 from farflung.protocol.chain import Certified, RoundResult
 from farflung.protocol.effects import Repair
+from farflung.protocol.headers import ChunkList
 from farflung.protocol.manifest_sections import FeedbackSpec
 from farflung.sims.toy import ToyLearner
 from farflung.training.errors import NothingOffered
@@ -208,6 +210,7 @@ def test_of_a_download_with_one_wrong_chunk_that_one_is_fetched_again_though_the
         async def roll_forward(download: Download, version: int) -> None:
             await roll(download, version)
             if wrong:
+                await asyncio.sleep(1.0)  # which it takes
                 start, _ = outer.chunk_range(wrong.pop())
                 outer.params[start] += 1.0
                 one.applier.donor.remember(2, outer.chunk_digests())
@@ -216,6 +219,34 @@ def test_of_a_download_with_one_wrong_chunk_that_one_is_fetched_again_though_the
         assert await catchup.download(1) == 1 and new.digest == expected(1) and not wrong
         assert new.named("state.sync")[-1]["bytes"] == 8 * NUMEL + len(outer.chunk_bytes(1))
         assert [error.peer for error in new.node.errors] == [one.node.id]
+
+    in_lab(2, main)
+
+
+def test_a_download_that_is_right_waits_for_no_list() -> None:
+    """It was asked for first, and who did not answer held up every newcomer for a minute."""
+
+    async def main(lab: Lab) -> None:
+        one, new = (Applying(lab, n) for n in lab.nodes)
+        history = await founded(one)
+        history.append(round_after(history[-1].commit))
+        await hold(one.node, 1)
+        await one.take(history[-1])
+        new.hears(one)
+        new.node.learner.outer.params.zero_()
+        new.member.history.replace(history[-2].commit, history[-1:])
+        asked = list[PeerId]()
+
+        async def never(donor: PeerId, digest: bytes) -> ChunkList:
+            asked.append(donor)
+            await asyncio.sleep(3600.0)
+            raise AssertionError("it is to be let go")
+
+        catchup = new.applier._catchup
+        catchup._sync.list_chunks = never  # type: ignore[method-assign]
+        async with asyncio.timeout(10.0):
+            assert await catchup.download(1) == 1
+        assert asked == [one.node.id] and new.digest == expected(1)
 
     in_lab(2, main)
 
