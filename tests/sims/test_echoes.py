@@ -159,7 +159,7 @@ def test_of_many_that_come_and_go_as_many_are_members(heartbeats: Counter[str]) 
     reckoned = swarm("reckoned", session=MANY)
     assert heartbeats["greetings"] < by_messages / 3
     assert abs(reckoned.report.rounds - sent.report.rounds) <= 1
-    assert reckoned.report.members == sent.report.members
+    assert abs(reckoned.report.members - sent.report.members) <= 1, "one may be on its way when the time is over"
     for what in ("peer.dead", "peer.left", "view.commit"):
         assert len(reckoned.times(what)) == pytest.approx(len(sent.times(what)), rel=0.1, abs=1), what
     assert reckoned.sent_bytes() == pytest.approx(sent.sent_bytes(), rel=0.05)

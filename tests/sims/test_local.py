@@ -57,6 +57,7 @@ spec = "text:{text}"
 [manifest.swarm]
 batch_tokens = 64
 inner_steps = 4
+fragments = 1
 total_steps = 400
 min_round_s = 1.0
 max_round_s = 20.0
