@@ -415,9 +415,7 @@ class StageServer:
                     raise Refused(f"a parcel of the other direction among {kind[1]}s", peer=stream.peer)
                 await self._serve_parcel(stream, header)
         finally:
-            self._streams[kind] -= 1
-            if not self._streams[kind]:  # there is no end to the peers that come and go
-                del self._streams[kind]
+            self._streams -= Counter([kind])  # keeps no zeros: there is no end to the peers that come and go
 
     async def _serve_parcel(self, stream: Stream, header: ParcelHeader) -> None:
         open_ = await self._await_step(header.window, stream.peer)

@@ -133,9 +133,8 @@ class Desk:
         """What `take` would answer now."""
         key = (parcel.microbatch, parcel.hop)
         visit = self._visits.get(key)
-        if parcel.microbatch in self._landed or parcel.version <= self._given_up.get(key, -1):
-            return Answer.UNWANTED
-        if visit is not None and visit.lapsed:
+        lapsed = visit is not None and visit.lapsed
+        if lapsed or parcel.microbatch in self._landed or parcel.version <= self._given_up.get(key, -1):
             return Answer.UNWANTED
         if (
             visit is not None
@@ -349,7 +348,7 @@ class Desk:
         for one in self._together(key, order.route):
             if one in self._visits and self._visits[one].lapsed:
                 self._visits[one].follow(order.route, order.version)  # or it would not listen to the word
-                return self._back_again(one, self._visits[one])
+                return [self._say(one, self._visits[one], Said.MISSING, backward=True)]
         return None
 
     def on_landed(self, microbatches: Iterable[int]) -> list[Effect]:
@@ -367,11 +366,7 @@ class Desk:
         If it asks all the same, it is told what is missing. What counts is remembered, and nothing else is done for that microbatch under the version that
         it had, as if it had been given up.
         """
-        held = {
-            key[0]
-            for key, one in self._visits.items()
-            if one.lease_until > now or Phase.RUNNING in (one.forward, one.backward)
-        }
+        held = {key[0] for key, one in self._visits.items() if one.is_held(now)}
         over = {key: visit for key, visit in self._visits.items() if key[0] not in held and not visit.lapsed}
         for key, visit in over.items():
             if self._is_counted(key, visit):
@@ -465,9 +460,7 @@ class Desk:
         )
 
     def _back_again(self, key: tuple[int, int], visit: Visit) -> list[Effect]:
-        """What a visit that is counted answers to everything: the gradient of its input once more, unless that is on its way, or not kept any more."""
-        if visit.lapsed:
-            return [self._say(key, visit, Said.MISSING, backward=True)]
+        """What a visit that is counted answers to everything: the gradient of its input once more, unless that is on its way."""
         holding = self._say(key, visit, Said.HOLDING, backward=True)
         return [holding] if visit.returning else [holding, *self._send_back(key, visit)]
 

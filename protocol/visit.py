@@ -48,6 +48,10 @@ class Visit:
     def computing(self) -> bool:
         return any(phase in (Phase.READY, Phase.RUNNING) for phase in (self.forward, self.backward))
 
+    def is_held(self, now: float) -> bool:
+        """Whether its lease has not run out, or it is in use."""
+        return self.lease_until > now or Phase.RUNNING in (self.forward, self.backward)
+
     def follow(self, route: Route, version: int) -> None:
         """Take what is newer in a route of the same visit."""
         if version > self.version:

@@ -5,11 +5,10 @@ fewer and lower choices as long as it breaks in the same way (`failure.kind_of`)
 its own: beside what `failure` writes, `scenario.toml`, which `farflung sim run` plays.
 """
 
-import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -56,50 +55,39 @@ def fuzz(first: int, seeds: int, *, minutes: float | None, out: Path) -> Result:
     for seed in range(first, first + seeds):
         if time.monotonic() >= ends_at:
             break
-        with _named(seed, console):
-            failed += _search(seed, out / f"fuzz-{seed}", console)
+        folder, choices, drawn = out / f"fuzz-{seed}", Choices(seed), None
+        try:
+            drawn = draw_scenario(seed, choices)
+            failed += _search(seed, drawn, choices, folder, console)
+        except Exception as error:  # which ends the search, so it is ours and no node's; it only learns whose it is
+            _name(error, seed, drawn, folder, console)
+            raise
         tried += 1
     return {"first": first, "tried": tried, "failed": failed}
 
 
-def _search(seed: int, folder: Path, console: Console) -> list[Result]:
-    """What one seed came to: nothing, or what it broke."""
-    choices = Choices(seed)
-    scenario = draw_scenario(seed, choices)
-    with _kept(folder, scenario):
-        report = play(scenario)[1]
-        said = report.violations[0] if report.violations else "ok"
-        console.print(f"seed {seed}: {report.num_peers} peers, {report.rounds} rounds, {said}", markup=False)
-        if not report.violations:
-            return []
-        small = _make_small(seed, choices.taken, report)
-        found = write_found(folder, small)
+def _search(seed: int, scenario: Scenario, choices: Choices, folder: Path, console: Console) -> list[Result]:
+    """What one seed, of which `choices` has drawn the scenario, came to: nothing, or what it broke."""
+    report = play(scenario)[1]
+    said = report.violations[0] if report.violations else "ok"
+    console.print(f"seed {seed}: {report.num_peers} peers, {report.rounds} rounds, {said}", markup=False)
+    if not report.violations:
+        return []
+    small = _make_small(seed, choices.taken, report)
+    found = write_found(folder, small)
     size = {"peers": small.num_peers, "happenings": len(small.happenings)}
     return [{"seed": seed, "violations": found.violations, **size, "folder": str(folder)}]
 
 
-@contextlib.contextmanager
-def _named(seed: int, console: Console) -> Iterator[None]:
-    """An error that ends the search, and so is ours and no node's, names the seed."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"farflung sim fuzz --first {seed} --seeds 1")
-        said = "; ".join(error.__notes__)
-        console.print(f"seed {seed}: {type(error).__name__} ends the search: {said}", markup=False, soft_wrap=True)
-        raise
-
-
-@contextlib.contextmanager
-def _kept(folder: Path, scenario: Scenario) -> Iterator[None]:
-    """And what was drawn is left, to be played by itself."""
-    try:
-        yield
-    except Exception as error:
+def _name(error: Exception, seed: int, drawn: Scenario | None, folder: Path, console: Console) -> None:
+    """Note on an error what it takes to see it again, leave what was drawn, to be played by itself, and say both."""
+    if drawn is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / SCENARIO).write_text(write_scenario(scenario), encoding="utf-8")
+        (folder / SCENARIO).write_text(write_scenario(drawn), encoding="utf-8")
         error.add_note(f"farflung sim run {folder / SCENARIO}")
-        raise
+    error.add_note(f"farflung sim fuzz --first {seed} --seeds 1")
+    said = "; ".join(error.__notes__)
+    console.print(f"seed {seed}: {type(error).__name__} ends the search: {said}", markup=False, soft_wrap=True)
 
 
 def _make_small(seed: int, choices: Mapping[str, int], report: Report) -> Scenario:

@@ -50,6 +50,19 @@ async def take_as_state(moved: Certified, late: Applying, *others: Applying) -> 
     await late.take(moved)
 
 
+async def newcomer(lab: Lab) -> tuple[Applying, Applying]:
+    """One who has had a round, and one who knows of it and has nothing of its state."""
+    one, new = (Applying(lab, n) for n in lab.nodes)
+    history = await founded(one)
+    history.append(round_after(history[-1].commit))
+    await hold(one.node, 1)
+    await one.take(history[-1])
+    new.hears(one)
+    new.node.learner.outer.params.zero_()
+    new.member.history.replace(history[-2].commit, history[-1:])
+    return one, new
+
+
 def test_a_newcomer_downloads_the_state_that_a_quorum_announces() -> None:
     async def main(lab: Lab) -> None:
         one, two, new = (Applying(lab, n) for n in lab.nodes)
@@ -196,14 +209,7 @@ def test_of_a_download_with_one_wrong_chunk_that_one_is_fetched_again_though_the
     """While older chunks were being brought forward, so that nobody could say any more which one it was."""
 
     async def main(lab: Lab) -> None:
-        one, new = (Applying(lab, n) for n in lab.nodes)
-        history = await founded(one)
-        history.append(round_after(history[-1].commit))
-        await hold(one.node, 1)
-        await one.take(history[-1])
-        new.hears(one)
-        new.node.learner.outer.params.zero_()
-        new.member.history.replace(history[-2].commit, history[-1:])
+        one, new = await newcomer(lab)
         catchup, outer = new.applier._catchup, new.node.learner.outer
         roll, wrong = catchup._roll_forward, [1]
 
@@ -227,14 +233,7 @@ def test_a_download_that_is_right_waits_for_no_list() -> None:
     """It was asked for first, and who did not answer held up every newcomer for a minute."""
 
     async def main(lab: Lab) -> None:
-        one, new = (Applying(lab, n) for n in lab.nodes)
-        history = await founded(one)
-        history.append(round_after(history[-1].commit))
-        await hold(one.node, 1)
-        await one.take(history[-1])
-        new.hears(one)
-        new.node.learner.outer.params.zero_()
-        new.member.history.replace(history[-2].commit, history[-1:])
+        one, new = await newcomer(lab)
         asked = list[PeerId]()
 
         async def never(donor: PeerId, digest: bytes) -> ChunkList:

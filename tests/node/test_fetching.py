@@ -34,6 +34,17 @@ def hang(node: Node) -> list[bytes]:
     return asked
 
 
+async def is_fetching(lab: Lab) -> RoundResult:
+    """The second node has begun to fetch a mean from the first one for a round that comes to this."""
+    holder, asker = lab.nodes
+    plan = accept(lab, lab.plan(owners=[0]))
+    await holder.means.put(PLAN_ID, 0, MEAN)
+    fetch(lab, asker, holder)
+    await asyncio.sleep(RESEND_S)
+    parts = tuple(PartResult(part.owner, part.start, part.stop, DIGEST) for part in plan.parts)
+    return RoundResult(plan=PLAN_ID, contributors=(), seconds_ms=0, parts=parts)
+
+
 def test_what_is_under_way_is_not_begun_again_when_the_proposer_repeats_itself() -> None:
     """On a link that needs nine seconds for it; each repetition that opened another transfer made all of them slower."""
 
@@ -53,12 +64,7 @@ def test_what_is_under_way_is_not_begun_again_when_the_proposer_repeats_itself()
 def test_a_commit_waits_for_the_mean_that_its_round_is_fetching() -> None:
     async def main(lab: Lab) -> None:
         a, b = lab.nodes
-        plan = accept(lab, lab.plan(owners=[0]))
-        await a.means.put(PLAN_ID, 0, MEAN)
-        fetch(lab, b, a)
-        await asyncio.sleep(RESEND_S)
-        parts = tuple(PartResult(part.owner, part.start, part.stop, DIGEST) for part in plan.parts)
-        result = RoundResult(plan=PLAN_ID, contributors=(), seconds_ms=0, parts=parts)
+        result = await is_fetching(lab)
         assert await b.exchange.collect(result, [a.id], last=False) == {0: MEAN}
         assert a.network.sent_bytes() < 1.1 * len(MEAN)
 
@@ -68,12 +74,7 @@ def test_a_commit_waits_for_the_mean_that_its_round_is_fetching() -> None:
 def test_a_commit_does_not_count_on_a_round_that_ends() -> None:
     async def main(lab: Lab) -> None:
         a, b = lab.nodes
-        plan = accept(lab, lab.plan(owners=[0]))
-        await a.means.put(PLAN_ID, 0, MEAN)
-        fetch(lab, b, a)
-        await asyncio.sleep(RESEND_S)
-        parts = tuple(PartResult(part.owner, part.start, part.stop, DIGEST) for part in plan.parts)
-        result = RoundResult(plan=PLAN_ID, contributors=(), seconds_ms=0, parts=parts)
+        result = await is_fetching(lab)
         collecting = lab.group.create_task(b.exchange.collect(result, [a.id], last=False))
         await asyncio.sleep(RESEND_S)
         b.exchange.forget(PLAN_ID)
