@@ -236,11 +236,11 @@ class Exchange:
         places = {peer: place for place, (peer, _) in enumerate(weights)}
         lacked = max((len(weights) - (peer in places) for peer in others), default=0)
         means = part_codec(self._means_of(round_.plan), bounds)
-        stays = met is None and not self._residuals.keeps_means and means.leaves_unreduced(lacked, numel)
+        stays = met is None and means.leaves_unreduced(lacked, numel)
         try:
             with self._news.span("reduce", round_.plan.height):
                 if stays:
-                    payload = await self._doors.side.run(unreduced.pack, numel, contributions)
+                    payload = await self._doors.side.run(self._leave_unreduced, plan_id, bounds, contributions)
                 else:
                     payload = await self._doors.side.run(
                         reduce_part,
@@ -267,6 +267,12 @@ class Exchange:
             digest = await self._means.put(plan_id, part, payload, early=early)  # while it is sent
             self._news.mean_held(plan_id, part, digest, early=early)
             await asyncio.gather(*sending)
+
+    def _leave_unreduced(
+        self, plan_id: bytes, bounds: Part, contributions: Sequence[tuple[Payload, float]]
+    ) -> memoryview:
+        self._residuals.leave_unreduced(plan_id, bounds.start, bounds.stop)
+        return unreduced.pack(bounds.stop - bounds.start, contributions)
 
     async def _name_unfit(
         self, part: int, plan: Plan, contributions: Sequence[tuple[PeerId, Payload]], error: CodecError

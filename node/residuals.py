@@ -12,6 +12,7 @@ The fate of what a plan leaves behind is that of the plan:
 
     a commit counts our contribution       the residuals of the parts that it kept are committed
     a commit keeps a mean that we encoded  that mean's residual is committed
+    a commit keeps one that is not reduced what we owe of it waits: nothing was added, and nothing left out (`compression.unreduced`)
     anything else                          nothing has happened: the plan's residuals are given up, for the progress itself comes back
 
 The plan of a commit may be another than the last one that was encoded: the node was killed in between, or the plan had been given up and was voted
@@ -70,15 +71,13 @@ class Residuals:
         self._sent: tuple[bytes, FlatCodec, dict[int, Payload]] = b"", uplink, {}
         """Plan, its codec, and by start of the part our contribution to it, when the rest of it is to stay with us."""
 
+        self._unreduced: tuple[bytes, set[Slice]] = b"", set()
+        """Plan, and its parts whose means were sent as what they are made of."""
+
     @property
     def keeps_contributions(self) -> bool:
         """Whether there is feedback for contributions."""
         return "up" in self._feedbacks
-
-    @property
-    def keeps_means(self) -> bool:
-        """Whether there is feedback for means."""
-        return "down" in self._feedbacks
 
     def expect(self, plan_id: bytes, uplink: FlatCodec, downlink: FlatCodec) -> None:
         """What is encoded for a plan has these codecs, until `forget`: the last round of a run may have its own. Others have the usual ones. This and `forget`
@@ -104,7 +103,17 @@ class Residuals:
 
     def encode_mean(self, plan_id: bytes, x: Tensor, start: int) -> memoryview:
         """The payload of the mean of a part that we own, as `encode_contribution`."""
+        self._unreduced_of(plan_id).discard((start, start + x.numel()))
         return self._encode("down", plan_id, x, start)
+
+    def leave_unreduced(self, plan_id: bytes, start: int, stop: int) -> None:
+        """The mean of that part, which we own, is sent as what it is made of, unless it is encoded after this."""
+        self._unreduced_of(plan_id).add((start, stop))
+
+    def _unreduced_of(self, plan_id: bytes) -> set[Slice]:
+        if self._unreduced[0] != plan_id:
+            self._unreduced = plan_id, set()
+        return self._unreduced[1]
 
     def _encode(self, way: str, plan_id: bytes, x: Tensor, start: int) -> memoryview:
         feedback = self._feedbacks.get(way)
@@ -150,7 +159,10 @@ class Residuals:
             else:
                 self._absent(1, _slices(result))
         if "down" in self._feedbacks:
-            self._feedbacks["down"].commit(result.plan, _slices(result, owner=self._me))
+            plan, unreduced = self._unreduced
+            waits = unreduced if plan == result.plan else set()
+            owned = [part for part in _slices(result, owner=self._me) if part not in waits]
+            self._feedbacks["down"].commit(result.plan, owned)
 
     def catch_up(self, results: Sequence[RoundResult], rounds: int) -> None:
         """So many rounds were committed while we were away; these results of them, in order, are known."""

@@ -30,9 +30,13 @@ async def contribute(lab: Lab, contributors: list[int]) -> None:
     assert len(plan.parts) == len(lab.nodes)
 
 
-async def reduce(lab: Lab, contributors: list[int]) -> None:
-    """All parts, with weights of a quarter and three, or one; everybody holds all means."""
-    shares = (0.25, 0.75) if len(contributors) > 1 else (1.0,)
+SHARES = {1: (1.0,), 2: (0.25, 0.75), 3: (0.25, 0.25, 0.5)}
+"""Weights, by the number of contributors."""
+
+
+async def reduce(lab: Lab, contributors: Sequence[int]) -> None:
+    """All parts, by `SHARES`; everybody holds all means."""
+    shares = SHARES[len(contributors)]
     weights = tuple(zip((lab.nodes[number].id for number in contributors), shares, strict=True))
     for node in lab.nodes:
         node.exchange.start(PLAN_ID, node.exchange.reduce(PLAN_ID, node.number, weights), lab.group)
@@ -45,7 +49,7 @@ def exact(lab: Lab, contributors: Sequence[int] = (0, 1)) -> torch.Tensor:
     flat = uniform(CODEC, NUMEL)
     plan = lab.plan()
     mean = torch.zeros(NUMEL)
-    for number, weight in zip(contributors, (0.25, 0.75) if len(contributors) > 1 else (1.0,), strict=True):
+    for number, weight in zip(contributors, SHARES[len(contributors)], strict=True):
         node = lab.nodes[number]
         delta = node.learner.outer.params - node.learner.parameters[0]
         for part in plan.parts:
@@ -172,15 +176,18 @@ def test_what_our_contribution_does_not_fit_into_is_refused(damage: str) -> None
     in_lab(2, main)
 
 
-def test_what_owners_keep_is_in_means_that_are_coded_once_more() -> None:
-    """With residuals of means nothing is left unreduced."""
+@pytest.mark.parametrize("contributors", [2, 3])
+def test_what_owners_owe_waits_while_means_are_left_unreduced(contributors: int) -> None:
+    """Of two contributors nothing is coded once more, whatever there is residual for: the residual stays for the next mean that is."""
 
     async def main(lab: Lab) -> None:
+        flat = uniform(CODEC, NUMEL)
         for node in lab.nodes:
-            flat = uniform(CODEC, NUMEL)
             node.encode_with(flat, flat, FeedbackSpec(uplink="none", downlink="residual"))
-        await contribute(lab, [0, 1])
-        await reduce(lab, [0, 1])
-        assert not any(unreduced.is_unreduced(mean) for mean in lab.nodes[0].disk.means.values())
+        await contribute(lab, range(contributors))
+        await reduce(lab, range(contributors))
+        waits = contributors == 2
+        assert {unreduced.is_unreduced(mean) for mean in lab.nodes[0].disk.means.values()} == {waits}
+        assert bool(lab.nodes[0].residuals.state()["down.round"].numel()) is not waits
 
-    in_lab(2, main)
+    in_lab(contributors, main)

@@ -86,6 +86,26 @@ def test_a_mean_of_ours_counts_whoever_contributed() -> None:
     assert not memory(one, "up").any() and memory(one, "down").any()
 
 
+def test_what_we_owe_of_a_mean_that_is_not_reduced_waits() -> None:
+    one = residuals()
+    take_part(one, 1)
+    one.settle(result(1))
+    owed = memory(one, "down")
+    assert owed[:128].norm() > 0.0
+
+    one.leave_unreduced(plan(2), 0, 128)
+    one.settle(result(2, counted=False))
+    assert torch.equal(memory(one, "down"), owed)
+
+    one.leave_unreduced(plan(3), 0, 128)
+    one.encode_mean(plan(3), torch.zeros(128), 0)  # there is a late contribution after all
+    one.settle(result(3, counted=False))
+    assert torch.equal(memory(one, "down")[:128], left_out(BOTH.decay * owed[:128]))
+
+    one.settle(result(4, counted=False))  # of a node that was killed in between, and knows nothing of it
+    assert not memory(one, "down")[:128].any()
+
+
 def test_another_plan_gives_up_what_is_pending() -> None:
     one, twin = residuals(), residuals()
     take_part(one, 1)
