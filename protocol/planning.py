@@ -80,7 +80,7 @@ def decide(s: Situation) -> StartRound | ChangeView | Divide | Wait:
     change = _change_of_view(s)
     if change is not None and s.left:  # whoever leaves is waiting to be let go
         return change
-    if s.hold_s > 0.0 and change is None:
+    if s.hold_s > 0.0 and change is None and len(s.view) < s.max_group:
         return Wait("lets a newcomer catch up")
     joiners = s.joiners[: max(0, s.max_group - len(s.view))]
     if not s.finished and len(s.readies) >= s.min_contributors and (not s.awaited or s.patience_left_s <= 0.0):

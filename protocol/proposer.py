@@ -251,7 +251,7 @@ class Proposer:
             readies=readies,
             awaited=awaited,
             joiners=s.standing.joiners(),
-            hold_s=s.round_at + HOLD_S - now if s.standing.newcomer_near() else 0.0,
+            hold_s=s.standing.waits_until(now, min(HOLD_S, s.settings.max_round_s)) - now,
             min_contributors=s.settings.min_contributors,
             max_group=s.settings.rules.max_group,
             divides=s.settings.rules.may_divide(s.head.commit),

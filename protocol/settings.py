@@ -23,8 +23,8 @@ SHUN_S = 10.0
 SETTLE_S = 1.0
 """Seconds a proposer waits for more joiners before it changes the view, so that four newcomers cost one commit."""
 
-HOLD_S = 3.0
-"""Least time between two rounds while a newcomer is about to catch up: a fetch, a replay, a heartbeat."""
+HOLD_S = 60.0
+"""Longest that rounds wait for one newcomer that is about to catch up: for a mean or several, from far away or over a thin link, and for its word that they are there."""
 
 VOTE_S = 5.0
 """Seconds from a proposal to its certificate before members move to the next ballot: a few round trips."""

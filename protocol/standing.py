@@ -18,6 +18,7 @@ What is not covered: a member that lost its history as well forgot its promises 
 member of the view has lost the state, nobody votes until one of them has it back from a newcomer, who is believed then.
 """
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -30,8 +31,9 @@ from farflung.protocol.messages import Heartbeat
 from farflung.protocol.quorum import is_quorum
 from farflung.protocol.settings import REPAIR_S
 
-NEAR = 3
-"""Commits by which a newcomer may lag and still be waited for."""
+NEAR = 8
+"""Rounds by which a newcomer's state may lag, for it to be waited for: before that the means which it needs are gone. What it knows of the history says
+nothing: of a commit it hears long before it has the means."""
 
 Basis = tuple[int, Certified, int, bytes] | tuple[()]
 """What decides who holds which state: news of others, the head, and the version and digest of our own."""
@@ -55,6 +57,8 @@ class Standing:
     """Who has shown that it may be here: outsiders among them may become members."""
     _holders: tuple[Basis, tuple[PeerId, ...], bool] = ((), (), False)
     """Who held the outer state when things stood so, and whether they were a quorum."""
+    _near_since: dict[PeerId, float] = field(default_factory=dict)
+    """When outsiders that have not come to the head yet were first seen near it, seconds."""
     _agreed: Basis = ()
     """How things stood when nobody's digest said that ours is wrong."""
     _repair: tuple[int, float] = (-1, 0.0)
@@ -112,10 +116,17 @@ class Standing:
         same = [p for p, beat in self._outsiders() if (beat.height, beat.digest) == (head.height, self.digest)]
         return tuple(p for p in same if not self.membership.leaves(p))
 
-    def newcomer_near(self) -> bool:
-        """Whether a live outsider is only a commit or two behind: with rounds in quick succession it would never catch up."""
-        height = self.history.head.commit.height
-        return any(beat.digest and height - NEAR <= beat.height < height for _, beat in self._outsiders())
+    def waits_until(self, now: float, patience_s: float) -> float:
+        """Until when rounds wait for live outsiders whose state is only a few rounds old; -inf: there are none. Were laps shorter than one takes to follow, it would come
+        to the head whenever that has just moved, for ever. For each it is so many seconds from when it was first seen so near: whoever needs more, or says
+        so, holds up nobody again until it has been at the head.
+        """
+        oldest, joiners = self.history.head.commit.version - NEAR, self.joiners()
+        behind = {p: beat for p, beat in self._outsiders() if p not in joiners and not self.membership.leaves(p)}
+        near = [p for p, beat in behind.items() if beat.digest and beat.version >= oldest]
+        since = self._near_since
+        self._near_since = {p: since.get(p, now) for p in behind if p in since or p in near}
+        return max((self._near_since[p] + patience_s for p in near), default=-math.inf)
 
     def newcomer_downloads(self) -> bool:
         """Whether a live peer, outsider or member, has no outer state yet and fetches it."""

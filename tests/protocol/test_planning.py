@@ -65,6 +65,7 @@ C_GONE: dict[str, Any] = dict(live=frozenset({A, B}), readies={}, awaited=frozen
         (dict(joiners=(D,)), StartRound, "3 of 3 members are ready"),
         (dict(hold_s=1.0), Wait, "lets a newcomer catch up"),
         (dict(hold_s=1.0, joiners=(D,)), StartRound, "3 of 3 members are ready"),
+        (dict(hold_s=1.0, max_group=3), StartRound, "3 of 3 members are ready"),
         (C_GONE, ChangeView, f"removes {short(C)} (silent)"),
         (dict(C_GONE, gone=frozenset(), left=frozenset({C})), ChangeView, f"lets {short(C)} go"),
         (dict(C_GONE, joiners=(D,)), ChangeView, f"admits {short(D)}; removes {short(C)} (silent)"),

@@ -1,5 +1,7 @@
 """A vote says: I hold what this builds on. Who holds a state, who may vote, and what to download."""
 
+import math
+
 import pytest
 from tests.protocol.bus import beat, certify, follow, history_of, new_member, ready, rules, signers, state_digest
 from tests.protocol.test_participation import plan
@@ -16,6 +18,7 @@ from farflung.protocol.participation import Participation
 from farflung.protocol.patience import STATE_BEATS
 from farflung.protocol.quorum import proposer
 from farflung.protocol.saved_vote import SavedVote
+from farflung.protocol.standing import NEAR
 
 WHO = signers(5)
 IDS = [s.peer_id for s in WHO]
@@ -204,6 +207,56 @@ def test_a_leader_without_a_quorum_of_holders_plans_nothing() -> None:
     effects = one.set_ready(ready(), 0.1) + one.tick(0.5)
     assert not [e for e in effects if isinstance(e, Send) and isinstance(e.message, Plan | Propose)]
     assert "download" in one.reason
+
+
+# ---- who is waited for ----------------------------------------------------------------------------------------
+
+
+def waited_s(heartbeat: Heartbeat) -> float:
+    """How long rounds wait for a newcomer that says so now."""
+    one = member(LEADER)
+    one.receive(NEW, heartbeat, 1.0)
+    return max(0.0, one.standing.waits_until(1.0, 10.0) - 1.0)
+
+
+NEW = next(s.peer_id for s in signers(6) if s.peer_id not in IDS)
+AT_HEAD = beat(height=HEAD.height, version=2, digest=state_digest(2))
+BEHIND = beat(height=HEAD.height, version=1, digest=state_digest(1))
+"""It knows the newest commit, and lacks the means."""
+
+
+def test_rounds_wait_for_whose_state_is_behind_whatever_it_knows_of_the_history() -> None:
+    assert waited_s(BEHIND) == 10.0
+    assert waited_s(beat(height=0, version=0, digest=state_digest(0))) == 10.0
+    assert waited_s(AT_HEAD) == 0.0, "it may become a member"
+    assert waited_s(beat(height=HEAD.height, version=0, digest=b"")) == 0.0, "it downloads"
+    assert waited_s(beat(height=HEAD.height, version=1, digest=state_digest(1), state="leaving")) == 0.0
+
+
+def test_nobody_is_waited_for_whose_means_may_be_gone() -> None:
+    one = member(LEADER)
+    head = one.head
+    for _ in range(NEAR):
+        head = round_after(head, *IDS)
+        one.history.append(head)
+    one.receive(NEW, AT_HEAD, 1.0)
+    assert one.standing.waits_until(1.0, 10.0) == 11.0
+    one.history.append(round_after(head, *IDS))
+    assert one.standing.waits_until(2.0, 10.0) == -math.inf
+
+
+def test_who_falls_behind_again_is_not_waited_for_anew_until_it_has_been_at_the_head() -> None:
+    one = member(LEADER)
+    one.receive(NEW, BEHIND, 1.0)
+    assert one.standing.waits_until(1.0, 10.0) == 11.0
+    one.receive(NEW, beat(height=HEAD.height, version=0, digest=b"", state="joining"), 5.0)
+    assert one.standing.waits_until(5.0, 10.0) == -math.inf
+    one.receive(NEW, beat(height=HEAD.height, version=2, digest=b"o" * 32), 6.0)
+    assert one.standing.waits_until(6.0, 10.0) == 11.0, "who only says that it is there"
+    one.receive(NEW, AT_HEAD, 7.0)
+    assert one.standing.waits_until(7.0, 10.0) == -math.inf
+    one.receive(NEW, BEHIND, 8.0)
+    assert one.standing.waits_until(8.0, 10.0) == 18.0
 
 
 # ---- what to download -----------------------------------------------------------------------------------------

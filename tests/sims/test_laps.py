@@ -207,6 +207,27 @@ def test_a_state_that_takes_longer_than_means_are_kept_still_arrives() -> None:
     assert longest[0] > 20
 
 
+@pytest.mark.parametrize("laps", [Laps.fixed(4, 3), *further(Laps.fixed(4), Laps.fixed(2, 1), Laps(least=4, most=400))])
+def test_a_newcomer_from_far_away_comes_in_though_laps_of_the_founder_alone_are_shorter_than_it_takes_to_follow(
+    laps: Laps,
+) -> None:
+    """It is told of a round after 0.4 s, has its mean 3.2 s later, and the founder hears of that after 0.4 s more: it came to the head whenever a lap of 4 s was just over."""
+    pace = replace(PACE, laps=laps)
+    starts = (Start(at=0.0, peer=0), Start(at=10.0, peer=1))
+    wire = Wire(fragments=1, pace=pace, step_s=(1.0, 1.0))
+    plan = toy_plan(2, Schedule(num_peers=2, duration_s=150.0, faults=starts), wire, calm_s=0.0)
+    contributed: list[bool] = []
+
+    async def watch(swarm: Swarm) -> None:
+        await asyncio.sleep(149.0)
+        rounds = [c.commit.round for c in swarm.peers[0].member.history if c.commit.round is not None]
+        contributed.extend(len(result.contributors) == 2 for result in rounds[-3:])
+
+    report = simulate(replace(plan, links=lambda peer: FAR), keep=True, meddler=watch)
+    assert report.violations == [] and report.members == 2
+    assert all(contributed), contributed
+
+
 @pytest.mark.parametrize("limits", [Laps.fixed(7), Laps.fixed(7, 6)])
 def test_the_last_of_equal_laps_is_what_is_left_of_the_run(limits: Laps) -> None:
     """Else the learning rate would end in the middle of its fall."""
