@@ -179,8 +179,19 @@ class Applier:
         self._finishing = True
         self._queue.put_nowait(None)
 
+    @property
+    def catches_up(self) -> str:
+        """What it is at while it lacks something that others have, for people."""
+        return self._catchup.pursuit.reason or "downloading the outer state"
+
     async def run(self) -> None:
         """Apply until `finish`."""
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self._catchup.pursuit.watch())
+            await self._run()
+            watching.cancel()
+
+    async def _run(self) -> None:
         self._checkpoint_at = asyncio.get_running_loop().time()
         while (due := await self._queue.get()) is not None and not self._finishing:
             work, on_disk = due

@@ -15,6 +15,7 @@ from farflung.node.events import EventLog
 from farflung.node.exchange import Exchange
 from farflung.node.learner import Learner
 from farflung.node.network import PeerId
+from farflung.node.pursuit import Pursuit
 from farflung.node.statesync import Download, Sources, StateSync, wrong_digest
 from farflung.node.storage import Storage
 from farflung.node.terms import Terms
@@ -73,6 +74,13 @@ class Catchup:
         """The newest that a quorum has announced since the download began: by it chunks are known to be good."""
         self._listed: tuple[int, bytes] | None = None
         """Its version and digest."""
+        self.pursuit = Pursuit(
+            member,
+            log,
+            under_way=lambda: self._download,
+            received_bytes=sync.received_bytes,
+            chunks=learner.outer.num_chunks,
+        )
 
     @property
     def under_way(self) -> Download | None:

@@ -269,6 +269,8 @@ def line(event: dict[str, Any]) -> str | None:
             said = f"refused: {event['reason']} ({event['of'][:12] or 'nobody knows whose'})"
         case "state.sync":
             said = f"state: {event['chunks_done']} of {event['chunks']} chunks"
+        case "link.slow":
+            said = f"ALARM: {event['reason']}"
         case "step.diverged":
             said = f"began again from the outer parameters: {event['reason']}"
         case "step.dropped":

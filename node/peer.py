@@ -481,7 +481,7 @@ class Peer:
         if self._stop.is_set():
             return "leaving", self.stop_reason or "the network has ended"
         if not member.in_view:
-            return "joining", member.reason if self.applier.idle else "downloading the outer state"
+            return "joining", member.reason if self.applier.idle else self.applier.catches_up
         if not member.standing.holds(member.me):
             return "joining", member.reason
         if self._is_complete():

@@ -239,6 +239,10 @@ class StateSync:
         self._learner = learner
         self.refused = refused
 
+    def received_bytes(self) -> int:
+        """That have come from all peers, of whatever kind."""
+        return self._network.received_bytes()
+
     async def list_chunks(self, donor: PeerId, digest: bytes) -> ChunkList:
         """A donor's chunk digests, checked against the `digest` that a quorum announced.
 

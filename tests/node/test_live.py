@@ -370,6 +370,13 @@ def test_what_waits_for_room_on_the_disk_is_an_alarm_until_there_is_some() -> No
     assert not folded([*RUN, full, RUN[0]]).disk_full, "in its next life"
 
 
+def test_a_link_that_is_too_slow_is_an_alarm() -> None:
+    slow = event(
+        110.0, "link.slow", bytes_per_s=2400, rounds_bytes_per_s=3300, lap_s=4.0, left_s=None, reason="it falls behind"
+    )
+    assert (line(slow) or "").endswith("ALARM: it falls behind")
+
+
 def test_a_full_disk_is_an_alarm_until_the_log_says_what_it_lacks() -> None:
     full = event(110.0, "log.full", count=0, reason="/s/events.jsonl cannot be written (full): free space in /s")
     trained = event(111.0, "step", loss=3.0, tokens=1, tokens_per_s=1.0)
