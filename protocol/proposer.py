@@ -67,6 +67,9 @@ MAX_DOUBLINGS = 16
 MAX_PAUSE_S = 30.0
 """Longest pause between two plans of one proposer."""
 
+GRACE_S = 2 * RESEND_S
+"""After the deadline of a phase: a plan, a cut or the answer to it may be lost, or overtake what it is about, and is said again."""
+
 
 def plan_id(swarm: bytes, plan: Plan) -> bytes:
     """sha256 that names a plan (32 bytes)."""
@@ -326,8 +329,8 @@ class Proposer:
         plan = self.plan
         owners = {part.owner for part in plan.parts}
         waiting = {o for o in owners if o not in self.collected and s.membership.alive(o)}
-        grace = plan.scatter_s + 2 * RESEND_S  # owners report at the deadline; their word needs a moment to arrive
-        if waiting and now < self.phase_at + grace:
+        # Owners report at the deadline; their word needs a moment to arrive.
+        if waiting and now < self.phase_at + plan.scatter_s + GRACE_S:
             self.reason = f"{len(self.collected)} of {len(owners)} owners hold their contributions"
             return self._repeat(plan, now)
         sizes = Counter[PeerId]()
@@ -361,7 +364,7 @@ class Proposer:
         complete = bool(wanted) and all(
             p in held and all(digests[k] and held[p][k] == digests[k] for k in wanted) for p in live
         )
-        expired = now >= self.phase_at + plan.gather_s
+        expired = now >= self.phase_at + plan.gather_s + GRACE_S
         if not complete and not expired and wanted:
             done = sum(all(held[p][k] for k in wanted) for p in live if p in held)
             self.reason = f"{done} of {len(live)} members hold every part"

@@ -1,16 +1,19 @@
 """Rounds on a bus when nobody dies: their order, who is waited for, and what a proposer does after a plan that failed."""
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.protocol.bus import LAP, Bus, rounds, sent, settled, until_phase
+from tests.protocol.bus import LAP, LATENCY_S, Bus, Letter, rounds, sent, settled, until_phase
 
 from farflung.protocol.effects import Apply, Note, Reduce, Send
 from farflung.protocol.messages import (
     Abort,
     Collected,
     Committed,
+    Cut,
     Plan,
     Promise,
     Propose,
@@ -110,6 +113,32 @@ def test_the_same_bus_gives_the_same_history() -> None:
     first.reach(8)
     second.reach(8)
     assert first.commits == second.commits and len(first.letters) == len(second.letters)
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+@pytest.mark.parametrize("cut_after_s", [LATENCY_S, math.inf])
+def test_a_cut_that_overtakes_its_plan_or_is_lost_costs_a_repetition_however_short_rounds_are(
+    idle: int, cut_after_s: float
+) -> None:
+    """Of two members one contributes, and owns all parts: it sends the plan and the cut in one moment."""
+    bus = settled(Bus(2, min_round_s=1.0))
+    assert bus.reach(max(bus.commits) + 6)
+    bus.nodes[idle].contributes = False
+    bus.nodes[idle].member.membership.state = "paused"
+    bus.run(5.0)
+    top, cuts = max(bus.commits), Counter[bytes]()
+
+    def policy(letter: Letter) -> Sequence[float]:
+        if isinstance(letter.message, Cut):
+            cuts[letter.message.plan] += 1
+            return (cut_after_s,) if cuts[letter.message.plan] == 1 else (LATENCY_S,)
+        return (2 * LATENCY_S,) if isinstance(letter.message, Plan) else (LATENCY_S,)
+
+    bus.policy = policy
+    assert bus.reach(top + 4)
+    plans = [letter.message for letter in sent(bus, Plan) if isinstance(letter.message, Plan)]
+    assert min(plan.gather_s for plan in plans if plan.height > top) < RESEND_S and not sent(bus, Abort)
+    assert all(len(bus.commits[height].view) == 2 for height in range(top, top + 5))
 
 
 def test_slow_members_are_waited_for_and_then_not() -> None:
