@@ -426,7 +426,8 @@ class Pipeline:
         finally:
             self._planning = None
         window = digest("step", self.roll.me + self._plans.to_bytes(16, "big"))
-        plan = as_message(forecast.plan, window=window, number=self.step, leg_s=leg_of(forecast.silence_s))
+        number = self.coordinator.number(self._now())
+        plan = as_message(forecast.plan, window=window, number=number, leg_s=leg_of(forecast.silence_s))
         if self.coordinator.attempt is None and self.me.free:
             self._post(self.coordinator.propose(plan, self._now()))
 

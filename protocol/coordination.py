@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from farflung.protocol.keys import PeerId, short
 from farflung.protocol.pipeline_messages import StepAnswer, StepGo, StepPlan
+from farflung.protocol.progress import newest_step, shared_step
 from farflung.protocol.roll import Roll
 from farflung.protocol.turns import Turns
 from farflung.protocol.types import as_text
@@ -76,6 +77,8 @@ class Coordinator:
     _pause_until: float = 0.0
     _refused: dict[PeerId, tuple[float, int]] = field(default_factory=dict)
     """When a peer refused last, and how often since it was ready for a step."""
+    _refused_step: int = -1
+    """The highest number of our plans that were refused."""
     _turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,6 +137,12 @@ class Coordinator:
         self._in_vain |= busy
         return stages
 
+    def number(self, now: float) -> int:
+        """That the next plan is to have. Once it was refused, perhaps since nobody else knows of it, only what the others know: else they would
+        refuse all that we plan until our turn is over. Not before, for they say it a moment after us."""
+        newest = newest_step(self.roll, now)
+        return newest if newest > self._refused_step else shared_step(self.roll, now)
+
     def propose(self, plan: StepPlan, now: float) -> list[Post]:
         """Ask everybody in the plan."""
         self.attempt = Attempt(plan, now, now)
@@ -151,6 +160,7 @@ class Coordinator:
                 return []  # it is too late; its absence will be noticed
             _, times = self._refused.get(sender, (now, 0))
             self._refused[sender] = now, times + 1
+            self._refused_step = max(self._refused_step, attempt.plan.step)
             return self._void(f"{short(sender)} refuses: {answer.reason}", now)
         attempt.ready.add(sender)
         self._refused.pop(sender, None)

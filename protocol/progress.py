@@ -8,7 +8,8 @@ its word:
                      or half of the stages, of each by half of its peers, if at least two peers say so, where there are three or more: data nodes that were all started again have
                      missed what all others were in
     a step's number  whoever plans it may say what is the next step by that, and no more than anybody else that trains says: of most stages most peers may have been
-                     busy for long, and must not be left out for good because they have not heard
+                     busy for long, and must not be left out for good because they have not heard. Where nobody else knows of a step, as when all others were started
+                     again, whoever does goes back to what they know once its plan was refused (`shared_step`)
     the end          half of the data nodes that train, or have made the last round. They go when they have; then what they were last heard to have counted (`hearsay`)
 
 Everybody says what it believes and not only what it has done itself, so that who comes into a stage does not hold it back.
@@ -25,6 +26,17 @@ from farflung.protocol.roll import Roll
 
 def newest_step(roll: Roll, now: float) -> int:
     """Number of the next step of the pipeline. See the module; never less than what we know ourselves."""
+    return max(roll.own_step[1], _believed(roll, now))
+
+
+def shared_step(roll: Roll, now: float) -> int:
+    """The same, but no more than the others let us plan (`may_plan`), by what we hear them say. What somebody says is news only later, so it may be too little."""
+    known = (said.step for _, said in _training(roll, now))
+    return min(newest_step(roll, now), max(_believed(roll, now), *known, 0))
+
+
+def _believed(roll: Roll, now: float) -> int:
+    """What enough of all say, ourselves included, for everybody to go by it."""
     stage, own = roll.own_step
     by_stage = defaultdict[int, list[int]](list)
     if stage >= 0:
@@ -32,12 +44,12 @@ def newest_step(roll: Roll, now: float) -> int:
     for _, said in _training(roll, now):
         by_stage[said.stage].append(said.step)
     if not by_stage:
-        return own
+        return 0
     said_by_all = sorted(step for steps in by_stage.values() for step in steps)
     by_two = said_by_all[-2] if len(said_by_all) > 2 else said_by_all[-1]
     by_half = _half([_half(steps) for steps in by_stage.values()])
     by_homes = _half(by_stage[0]) if 0 in by_stage else 0
-    return max(own, by_homes, min(by_half, by_two))
+    return max(by_homes, min(by_half, by_two))
 
 
 def may_plan(step: int, planner: PeerId, roll: Roll, now: float) -> bool:

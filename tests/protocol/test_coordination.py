@@ -1,5 +1,6 @@
 """Who plans the steps of a pipeline, with whom, and when a step begins: in the machines' own time."""
 
+import msgspec
 import pytest
 from tests.protocol.pipeline_says import FIRST, FOUNDER, SECOND, SWARM, A, B, C, D, everybody, plan_of, roll_of, says
 
@@ -137,6 +138,25 @@ def test_a_plan_that_is_refused_is_void_and_the_next_is_without_whoever_refused(
     assert one.participants(0.6 + PAUSE_S, free=True) is None and "waits for 1 busy peers" in one.reason
     one.roll.heard(D, says(1), 0.7 + PAUSE_S)
     assert one.participants(0.7 + PAUSE_S, free=True) == [sorted([A, B]), [C, D]], "it is free, it says"
+
+
+def test_what_nobody_else_knows_of_is_not_planned_again_once_it_was_refused() -> None:
+    third = b"t" * 32
+    one = Coordinator(everybody(FIRST))
+    one.roll.own_step = (0, 98)
+    for peer, stage in ((SECOND, 0), (third, 0), (C, 1), (D, 1)):
+        one.roll.heard(peer, says(stage, step=92), 0.0)
+    assert one.number(0.0) == 98, "they may have been in the last step as well, and not have said so yet"
+    plan = msgspec.structs.replace(plan_of([[FIRST], [C, D]]), step=98)
+    one.propose(plan, 0.0)
+    one.answered(D, StepAnswer(plan.window, False, "nobody else is so far"), 0.5)
+    assert one.number(0.5) == 92
+    one.roll.heard(D, says(1, step=97), 1.0)
+    assert one.number(1.0) == 97, "no more is given up than has to be"
+    one.roll.heard(D, says(1, step=99), 2.0)
+    assert one.number(2.0) == 98
+    one.roll.own_step = (0, 99)
+    assert one.number(2.0) == 99
 
 
 def test_whoever_plans_and_cannot_take_part_tells_the_others_at_once() -> None:

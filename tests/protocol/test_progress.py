@@ -9,7 +9,7 @@ from tests.protocol.pipeline_says import FOUNDER, SWARM, says
 from farflung.protocol.limits import MAX_STEPS
 from farflung.protocol.lives import Counters, Life
 from farflung.protocol.pipeline_messages import Present
-from farflung.protocol.progress import finished, may_plan, newest_step
+from farflung.protocol.progress import finished, may_plan, newest_step, shared_step
 from farflung.protocol.roll import SILENT_AFTER, Roll
 
 ME, LIE = b"m" * 32, 10**9
@@ -97,6 +97,29 @@ def test_who_plans_may_not_say_more_than_anybody_else() -> None:
     assert not may_plan(99, peer(0), roll, 0.0)
     roll.heard(peer(0), says(0, step=LIE), 0.0)
     assert not may_plan(LIE, peer(0), roll, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("stages", "shared"),
+    [
+        (((90, 90), (90, 90)), 90),  # all others were started again
+        (((90, 90), (90, 95)), 95),  # but one
+        (((90, 97), (90, 90)), 97),
+        (((90, 90), (97, 99)), 97),  # not more than we know
+        (((90,), (90, 90)), 97),  # of two data nodes one is believed
+        (((), ()), 97),
+    ],
+)
+def test_what_only_we_know_nobody_shares(stages: tuple[tuple[int, ...], ...], shared: int) -> None:
+    """It is what all others let us plan."""
+    roll = of(*stages, own=(0, 97))
+    assert newest_step(roll, 0.0) == 97 and shared_step(roll, 0.0) == shared
+    told = [(stage, step) for stage, its in enumerate(stages) for step in its]
+    for ours in told:
+        others = [[97] if stage == 0 else [] for stage in range(len(stages))]  # the planner is peer 0
+        for stage, step in told[: told.index(ours)] + told[told.index(ours) + 1 :]:
+            others[stage].append(step)
+        assert may_plan(shared, peer(0), of(*map(tuple, others), own=ours), 0.0)
 
 
 def homes(*said: Present, own: bool | None = None) -> bool:

@@ -313,6 +313,30 @@ def test_whoever_has_no_visits_is_not_waited_for() -> None:
     assert min(len(event["contributors"]) for event in rounds) < 3
 
 
+def test_who_alone_knows_the_newest_step_goes_back_to_what_the_others_know() -> None:
+    """All others were started again in the middle of a lap, and count from the last round on: it need not wait for its turn to be over."""
+
+    async def story(swarm: PipelineSwarm) -> None:
+        for peer in range(5):
+            swarm.start(peer)
+        await until(swarm, lambda: min(swarm.rounds().get(stage, 0) for stage in (0, 1)) >= 1)
+        await until(swarm, lambda: steps_done(swarm) % 8 >= 6)
+        leader = next(peer for peer in swarm.peers if swarm.peers[peer].pipeline.leads)
+        others = [peer for peer in range(5) if peer != leader]
+        for peer in others:
+            swarm.kill(peer)
+        await asyncio.sleep(1.0)
+        for peer in others:
+            swarm.start(peer)
+        began, newest = len(swarm.events), steps_done(swarm)
+        await until(swarm, lambda: steps_done(swarm) > newest, 40.0)  # less than a turn
+        steps = [event["number"] for _, who, event in swarm.events[began:] if event["event"] == "pipeline.step"]
+        assert min(steps) < newest - 2, "nobody else knew of it"
+
+    placed = {0: 0, 1: 0, 2: 0, 3: 1, 4: 1}
+    assert not simulate(recipe(total_steps=80, inner_steps=8), Counting(), signers(5), story, wanted=placed).broken
+
+
 def test_both_sides_of_a_partition_train_and_one_history_remains() -> None:
     """Each side has a peer of every stage, and of each chain only one side has a quorum."""
     apart: list[dict[int, int]] = []
