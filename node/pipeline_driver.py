@@ -79,7 +79,7 @@ class Driver:
         self._flights = Flights(
             window=step.window,
             home=home,
-            stages=step.plan.stages,
+            stages=step.takers[home],
             lanes=list(lanes.values()),
             loss_at_home=step.plan.loss_at_home,
             patience=step.patience,

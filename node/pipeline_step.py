@@ -11,7 +11,7 @@ from farflung.protocol.flight import Patience
 from farflung.protocol.headers import ImprintKey, ParcelHeader
 from farflung.protocol.messages import Again, GiveUp
 from farflung.protocol.route import OPEN, Leg, Route, following, peer_of, preceding
-from farflung.protocol.route_rules import broken_rule
+from farflung.protocol.route_rules import broken_rule, takers
 from farflung.protocol.wiring import UNMEASURED
 from farflung.training.pipeline_plan import BadPlan, Plan
 from farflung.training.pipeline_rules import validate
@@ -35,6 +35,9 @@ class Step:
     """What its routes may lose on their way."""
     visit_s: Mapping[int, float] = field(default_factory=lambda: UNMEASURED)
     """By place in the plan, what a microbatch takes a peer, seconds: right against each other, and by what we have heard."""
+
+    most_homes: int | None = None
+    """Data nodes whose microbatches may come to one peer of another stage; None: any number."""
 
     def __post_init__(self) -> None:
         validate(self.plan)
@@ -82,6 +85,11 @@ class Step:
         return tuple(lane for lane, _ in self.plan.schedule())
 
     @cached_property
+    def takers(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+        """By data node, the peers of each stage that may do its microbatches, also where others are lost."""
+        return takers(set(self.routes), self.plan.stages, self.most_homes)
+
+    @cached_property
     def homes(self) -> frozenset[int]:
         """All data nodes."""
         return frozenset(route[0].peer for route in self.routes)
@@ -103,7 +111,8 @@ class Step:
         found: set[tuple[int, bool]] = set()
         planned: set[tuple[int, bool]] = set()
         for route in set(self.routes):
-            way = [(leg.peer, self.plan.stages[leg.stage] if hop else (leg.peer,)) for hop, leg in enumerate(route)]
+            stages = self.takers[route[0].peer]
+            way = [(leg.peer, stages[leg.stage] if hop else (leg.peer,)) for hop, leg in enumerate(route)]
             if self.plan.loss_at_home:
                 way.append(way[0])
             for backward in (False, True):
@@ -150,8 +159,9 @@ class Step:
         if microbatch >= len(self.routes):
             return f"the plan has {len(self.routes)} microbatches"
         planned, plan = self.routes[microbatch], self.plan
+        stages = self.takers[planned[0].peer]
         wrong = broken_rule(
-            route, planned, hop, stages=plan.stages, droppable=self.droppable, loss_at_home=plan.loss_at_home
+            route, planned, hop, stages=stages, droppable=self.droppable, loss_at_home=plan.loss_at_home
         )
         if wrong:
             return wrong

@@ -195,7 +195,8 @@ def _step(message: StepPlan, recipe: StageRecipe, visit_s: dict[int, float]) -> 
         slots=(pipeline.slots,) * len(message.peers),
         policy=Policy(pipeline.policy),
     )
-    validate(plan, recipe.rules())
+    rules = recipe.rules()
+    validate(plan, rules)
     return Step(
         number=message.step,
         window=message.window,
@@ -204,4 +205,5 @@ def _step(message: StepPlan, recipe: StageRecipe, visit_s: dict[int, float]) -> 
         patience=patience(message.leg_s),
         droppable=recipe.droppable(),
         visit_s=visit_s,
+        most_homes=rules.most_homes,
     )

@@ -182,6 +182,7 @@ class StageLab:
         droppable: Droppable = NOTHING,
         patience: Patience = PATIENCE,
         slow: Mapping[int, float] | None = None,
+        most_homes: int | None = None,
         **link: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -190,7 +191,7 @@ class StageLab:
         self.model = Decoder(CONFIG, seed=3)
         slowness = [(slow or {}).get(number, 1.0) for number in range(len(plan.peers))]
         """Times as long as usual that each peer computes; if some are named, everybody knows of all."""
-        self.step = step_of(plan, droppable, patience)
+        self.step = replace(step_of(plan, droppable, patience), most_homes=most_homes)
         if slow is not None:
             self.step = replace(self.step, visit_s=dict(enumerate(slowness)))
         self.happens = happens if happens is not None else lambda *_: None

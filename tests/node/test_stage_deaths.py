@@ -289,6 +289,33 @@ def home_dies(lab: StageLab, death: str) -> None:
     asyncio.get_running_loop().call_later(known_after_s, lab.drivers[7].lost, 0, "no heartbeat")
 
 
+@pytest.mark.parametrize("lost", [3, 4])
+def test_who_takes_over_sums_up_for_no_more_data_nodes_than_it_has_memory_for(lost: int) -> None:
+    """Of three data nodes the plan brings two to peer 3 and one to peer 4. That has a place left, which is of the first of them."""
+    stages = ((0, 1, 2), (3, 4), (5, 6), (7, 8))
+    ways = [(0, 3, 5, 7), (1, 3, 5, 8), (2, 4, 6, 8)]
+    lanes = tuple(Lane(route=tuple(Hop(*hop) for hop in enumerate(way)), microbatches=2) for way in ways)
+    plan = Plan(peers=tuple(names(9)), stages=stages, lanes=lanes, slots=(8,) * 9, policy=Policy.BACKWARD)
+
+    def happens(lab: StageLab, _: int, op: Op | None, now: str) -> None:
+        if (op, now) == (Op(Kind.F, 0, 2), "started"):
+            lab.kill(lost)
+
+    async def story(lab: StageLab) -> None:
+        outcome = await whole(lab)
+        summed = [
+            {home for home, keys in server._open[lab.step.window].desk.counted.items() if keys}
+            for server in lab.servers
+        ]
+        assert max(map(len, summed)) <= 2 and not lab.errors
+        homes = {lab.step.home(microbatch) for microbatch in outcome.cut}
+        assert homes == ({1} if lost == 3 else {2}), "who has no place there is cut at once"
+        assert set(outcome.cut.values()) == {"nobody is left for hop 1, stage 1"}
+        assert outcome.seconds < 60.0
+
+    in_stages(story, plan, happens=happens, most_homes=2)
+
+
 def test_what_a_dead_peer_has_summed_up_leaves_the_mean_of_the_others() -> None:
     """It dies when its own work is done and others' is not: samples that it served are trained at the other stages and not at its own, where the mean is over
     the visits that are left, each with the same weight, and neither over all microbatches nor scaled by the share that came through."""

@@ -13,6 +13,7 @@ from farflung.node.stage_recipe import stage_recipe
 from farflung.node.stage_work import StageWork
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
+from farflung.protocol.messages import Again
 from farflung.protocol.pipeline_messages import PlannedLane, StepPlan
 from farflung.protocol.roll import Roll
 from farflung.protocol.route import DROPPED, OPEN, Leg
@@ -135,7 +136,14 @@ def test_a_plan_that_brings_more_data_nodes_to_us_than_there_is_memory_for_is_re
         )
         return StepPlan(b"w" * 32, 7, peers, ((0, 1, 2), (3, 4)), lanes, MAX_LEG_S)
 
-    assert len(accept(planned(4), HOME, roll=crowded, recipe=RECIPE, now=0.0).step.homes) == 3
+    step = accept(planned(4), HOME, roll=crowded, recipe=RECIPE, now=0.0).step
+    assert len(step.homes) == 3
+    assert [step.takers[home][1] for home in range(3)] == [(3, 4), (3,), (4,)], (
+        "nor does whoever takes over sum up for more"
+    )
+    order = Again(step.window, 1, 1, False, 3, 1, (Leg(0, 1), Leg(1, 4)))
+    with pytest.raises(Refused, match="has no room for a sum of its data node's"):
+        step.check_order(order, IDS[1], 4)
     with pytest.raises(Refused, match="of 3 data nodes may come to peer 3, which has room for the sums of 2"):
         accept(planned(3), HOME, roll=crowded, recipe=RECIPE, now=0.0)
 
