@@ -9,6 +9,7 @@ it has heard nothing (the digest's 5.3 and 5.4):
 - a visit is counted once. After that its answer to everything is the gradient that it has kept, sent back the way that the
   forward came, which only the data node can change. While that is on its way, it only says so: a slow link has enough to do;
 - a gradient is taken only for the input that it belongs to: where a hop was left out before, the input is another one;
+- a later version that others have named gives way to what the data node itself says, whose versions they are;
 - what was given up under a version of the route is refused until a later version brings it back; so is what there was no room for
   here, or what failed, which the data node hears at once.
 
@@ -314,9 +315,8 @@ class Desk:
         if (gone := self._gone(key, order)) is not None:
             return gone
         visit = self._visit(key, order.route, order.version, now)
-        if not same_input(visit.route, order.route, order.hop):
+        if not visit.obey(order.route, order.version, order.hop):
             return [self._say(key, visit, Said.MISSING, backward=order.backward)]
-        visit.follow(order.route, order.version)
         if self._is_counted(key, visit):
             return self._back_again(key, visit)
         forward = not order.backward and visit.has_input
@@ -347,6 +347,7 @@ class Desk:
         """What the data node hears of a visit, or of the loss that is computed with it, that counts here and of which nothing is kept any more; None: there is none."""
         for one in self._together(key, order.route):
             if one in self._visits and self._visits[one].lapsed:
+                self._visits[one].obey(order.route, order.version, one[1])
                 self._visits[one].follow(order.route, order.version)  # or it would not listen to the word
                 return [self._say(one, self._visits[one], Said.MISSING, backward=True)]
         return None

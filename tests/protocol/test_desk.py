@@ -100,6 +100,38 @@ def test_what_there_is_no_room_for_is_given_up_unless_it_is_here_or_counts() -> 
     assert answer is Answer.TAKEN and sent(effects) == [back]
 
 
+@pytest.mark.parametrize("made_up", [1, 10**6])
+def test_a_version_that_its_data_node_never_named_does_not_keep_us_from_what_that_says(made_up: int) -> None:
+    one, elsewhere = desk(), with_peer(ROUTE, 3, 6)
+    one.take(parcel(), 0.0)
+    run(one, FORWARD)
+    for _ in range(2):
+        one.take(parcel(version=made_up, route=elsewhere), 0.0)
+        assert {*said(one.on_again(Again(WINDOW, 0, 2, False, 5, 0, ROUTE), 0.0))} == {Said.HOLDING}
+        (onward,) = sent(run(one, FORWARD))
+        assert (onward.peer, onward.version) == (5, 0) and one.wants(onward)
+
+
+def test_a_made_up_version_with_another_input_is_replaced_once_its_data_node_has_spoken() -> None:
+    one = desk()
+    one.take(parcel(version=10**6, route=SHORTER), 0.0)
+    assert one.take(parcel(), 0.0) == (Answer.UNWANTED, [])
+    (word,) = one.on_again(Again(WINDOW, 0, 2, False, 5, 0, ROUTE), 0.0)
+    assert isinstance(word, Report) and (word.passage.said, word.passage.version) == (Said.MISSING, 0), (
+        "it is listened to"
+    )
+    assert one.take(parcel(), 0.0)[0] is Answer.TAKEN
+
+
+def test_an_order_that_comes_late_is_not_obeyed_any_more() -> None:
+    one, newer = desk(), with_peer(ROUTE, 3, 6)
+    one.take(parcel(), 0.0)
+    one.on_again(Again(WINDOW, 0, 2, False, 5, 2, newer), 0.0)
+    one.on_again(Again(WINDOW, 0, 2, False, 5, 1, ROUTE), 0.0)
+    (onward,) = sent(run(one, FORWARD))
+    assert (onward.peer, onward.version) == (6, 2)
+
+
 def test_what_is_here_already_goes_the_newest_way_though_it_came_again_without_room() -> None:
     one, other = desk(), with_peer(ROUTE, 1, 2)
     one.take(parcel(backward=True), 0.0)
