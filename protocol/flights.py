@@ -335,7 +335,6 @@ class Flights:
         """Let the holder give it up; or, if it is not known who that is, let its sender find somebody."""
         peer, hop = flight.holder, flight.hop
         if peer < 0:
-            flight.silences = 0
             return self._restore(flight, now)
         flight.asked, flight.due = True, now + self._patience.answer_s
         flight.questions += 1
@@ -371,8 +370,11 @@ class Flights:
         flight.missing += 1
         if flight.missing > MOST_MISSING:  # it would hold up everybody for as long as it likes
             return self._cut(flight, f"hop {passage.hop} lacks whatever it is sent", now)
-        if at < flight.at:
-            flight.refused.add((passage.hop, flight.peer(passage.hop)))
+        if at < flight.at and passage.hop < len(flight.route):
+            # Its word may be late, and it has long had that: only what it gives up may be done elsewhere.
+            peer, hop = flight.peer(passage.hop), passage.hop
+            flight.told((peer,), now)
+            return [Tell(peer, GiveUp(self._window, flight.microbatch, hop, False, flight.version, flight.route))]
         return self._restore(flight, now)
 
     def _nudge(self, flight: Flight, now: float) -> list[Effect]:

@@ -11,7 +11,7 @@ from tests.protocol.pipeline_lab import PATIENCE, WINDOW, Happens, PipelineLab
 from farflung.protocol.droppable import Droppable
 from farflung.protocol.errors import Refused
 from farflung.protocol.flights import MOST_DOUBTS, Effect, Flights, Tell
-from farflung.protocol.messages import Passage, Said
+from farflung.protocol.messages import GiveUp, Passage, Said
 from farflung.protocol.route import DROPPED, OPEN, Leg, Route, following, live_hops, place, position, preceding
 from farflung.protocol.visit import Work
 
@@ -244,6 +244,9 @@ def test_open_legs_go_where_least_was_given() -> None:
 @example(
     seed=3795284828, loss=0.2, deaths=0, loss_at_home=True, dynamic=True, drop=False, full=0.0, fails=0.0, lease_s=15.0
 )  # an input comes again when its lease has run out and another peer has the hop
+@example(
+    seed=2045505353, loss=0.2, deaths=1, loss_at_home=True, dynamic=True, drop=True, full=0.1, fails=0.0, lease_s=4.0
+)  # nobody takes an open leg, and whoever could send it has let it go
 def test_whatever_happens(
     seed: int,
     loss: float,
@@ -330,6 +333,14 @@ def in_flight(at_hop: int, *, backward: bool = False, way: Route = WAY) -> Fligh
 def say(flights: Flights, hop: int, said: Said, now: float, *, backward: bool = False) -> list[Effect]:
     peer = 0 if hop == len(WAY) else WAY[hop].peer
     return flights.heard(peer, Passage(WINDOW, 0, hop, backward, said, 0, WAY, 1.0), now)
+
+
+def test_who_lacked_something_may_have_it_by_now_and_is_asked_to_give_it_up() -> None:
+    """Its word was late. Were another to do the hop at once, it would count twice."""
+    flights = in_flight(4, backward=True)
+    order = GiveUp(WINDOW, 0, 3, False, 0, WAY)
+    assert say(flights, 3, Said.MISSING, 1.0) == [Tell(5, order)]
+    assert say(flights, 3, Said.PASSED, 2.0, backward=True) == [] and flights._flights[0].route == WAY
 
 
 def addressed(effects: list[Effect]) -> list[int]:
