@@ -254,13 +254,18 @@ class Proposer:
             readies=readies,
             awaited=awaited,
             joiners=s.standing.joiners(),
-            hold_s=s.standing.waits_until(now, min(HOLD_S, s.settings.max_round_s)) - now,
+            hold_s=self._holds_until(s, now) - now,
             min_contributors=s.settings.min_contributors,
             max_group=s.settings.rules.max_group,
             divides=s.settings.rules.may_divide(s.head.commit),
             patience_left_s=self._patience_until(s, readies, awaited, now) - now if readies else 0.0,
             finished=s.settings.rules.finished(s.head.commit),
         )
+
+    def _holds_until(self, s: Surroundings, now: float) -> float:
+        """Until when rounds wait for newcomers: no longer after a round than for one of them, however many come, one after another."""
+        longest_s = min(HOLD_S, s.settings.max_round_s)
+        return min(s.standing.waits_until(now, longest_s), s.round_at + longest_s)
 
     def _patience_until(
         self, s: Surroundings, readies: Mapping[PeerId, Ready], awaited: Collection[PeerId], now: float

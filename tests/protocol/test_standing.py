@@ -18,6 +18,7 @@ from farflung.protocol.participation import Participation
 from farflung.protocol.patience import STATE_BEATS
 from farflung.protocol.quorum import proposer
 from farflung.protocol.saved_vote import SavedVote
+from farflung.protocol.settings import HOLD_S
 from farflung.protocol.standing import NEAR
 
 WHO = signers(5)
@@ -243,6 +244,22 @@ def test_nobody_is_waited_for_whose_means_may_be_gone() -> None:
     assert one.standing.waits_until(1.0, 10.0) == 11.0
     one.history.append(round_after(head, *IDS))
     assert one.standing.waits_until(2.0, 10.0) == -math.inf
+
+
+def test_however_many_come_one_after_another_no_round_waits_longer_than_for_one() -> None:
+    one, strangers = member(LEADER), iter([s.peer_id for s in signers(12) if s.peer_id not in IDS])
+    one.set_ready(ready(), 0.1)
+    now, longest_s, sent = 0.0, min(HOLD_S, RULES.max_round_s), list[Effect]()
+    while not any(isinstance(e, Send) and isinstance(e.message, Plan) for e in sent):
+        now += 1.0
+        assert now < 3 * longest_s
+        if now % 5.0 == 1.0:
+            stranger = next(strangers)
+        one.receive(stranger, BEHIND, now)
+        for peer in set(IDS) - {LEADER}:
+            one.receive(peer, HOLDS, now)
+        sent = one.tick(now)
+    assert longest_s <= now <= longest_s + 1.0
 
 
 def test_who_falls_behind_again_is_not_waited_for_anew_until_it_has_been_at_the_head() -> None:
