@@ -9,6 +9,7 @@ from farflung.sims.quality_rows import Row
 from farflung.sims.quality_runs import EXTENDED_BY, EXTENSIONS
 from farflung.sims.quality_tiers import EMBEDDED, Tier
 from farflung.sims.quality_words import budget, checks, settings
+from farflung.training.methods import LONG_RUN
 from farflung.training.presets import num_parameters
 
 PRODUCTS = {
@@ -81,8 +82,8 @@ def _lines(tier: Tier, rows: Sequence[Row], methods: Mapping[str, Method], num_s
         "",
         "## Settings and learning rates",
         "",
-        f"What is published is set as published (but for `diloco muon`, which has the momentum of `default`), and of it {'only the inner learning rate' if tier.tunes else 'nothing'} is tuned. The settings of `default` and `thrifty` are ours, and were found by "
-        f"runs of the tier ci with the first two seeds, by losses of both halves: a comparison that is fair to the others looks at further seeds. Behind each rate the loss on the half for choosing{', the chosen one in bold' if tier.tunes else ''}. "
+        f"What is published is set as published{', but for `diloco muon`, which has the momentum of `default`' if 'diloco muon' in methods else ''}, and of it {'only the inner learning rate' if tier.tunes else 'nothing'} is tuned. The settings of `default` and `thrifty` are ours, and were found by "
+        f"runs of tier ci's model with the first two seeds, of up to {LONG_RUN:,} steps, by losses of both halves: a comparison that is fair to the others looks at further seeds. Behind each rate the loss on the half for choosing{', the chosen one in bold' if tier.tunes else ''}. "
         f"Their means are applied {DELAY_STEPS} steps after what they are made of was sent: in swarms of the shipped scenarios half of the means come sooner, and nine in ten by then or a little later. Of two peers "
         "a mean is what both have sent, as it was coded; of more it is coded once more. "
         + (

@@ -229,7 +229,7 @@ def _methods() -> list[str]:
         "",
         "## Methods",
         "",
-        f"`create --method` writes these where neither the file nor a flag does; *long*: runs of {LONG_RUN:,} steps or more. [What they cost and give](quality_ci.md).",
+        f"`create --method` writes these where neither the file nor a flag does; *long*: runs of {LONG_RUN:,} steps or more. What they cost and give, [in long runs](quality_nightly.md) and [in short ones](quality_ci.md).",
         "",
         f"| key | {' | '.join(titles)} |",
         f"|---|{'---|' * len(titles)}",
