@@ -46,8 +46,9 @@ def fill_method(sections: Sections, name: str) -> None:
         feedback.setdefault("uplink", "residual")  # nothing that is kept in parameters may be mixed away
     if feedback.get("uplink", "kept") != "kept" or min(chosen) > coded_bits("last_codec", method.last_codec):
         feedback.setdefault("last_codec", "")  # that of the method would be the coarser one
-    if swarm.get("downlink_codec", method.mean_codec) != method.mean_codec and chosen[1] < FEEDBACK_BITS:
-        feedback.setdefault("downlink", "residual")  # of the method's own codec means are fine enough without
+    if swarm.get("downlink_codec", method.mean_codec) != method.mean_codec:
+        feedback.setdefault("downlink", "residual" if chosen[1] < FEEDBACK_BITS else "none")
+    if feedback.get("uplink", "kept") == "kept":
         feedback.setdefault("after_rounds", 0)  # no sender adds what it keeps to what is owed, so nothing comes twice
     if "optimizer" in outer:
         del said["outer"]  # its figures are for its own optimiser

@@ -104,7 +104,7 @@ def _lines(curves: Curves) -> list[str]:
         "differences between magnitudes. With error feedback (EF14) the sender keeps what was left out, and adds it to what it encodes next. In the end everything is "
         "sent; what is owed at any time is one residual per peer.",
         "",
-        'In a node: `[feedback]` in the manifest (`uplink`, `downlink`, `decay`, `after_rounds`; with `uplink = "kept"` also `last_codec`, of the last round), or `farflung create --feedback`. The methods `default` and `thrifty` have `uplink = "kept"` from the first round on, whatever the codec, and for means a residual where their codec is coarser than the method\'s own. With `--method none` `create` turns residuals on by itself, both ways, with codecs '
+        'In a node: `[feedback]` in the manifest (`uplink`, `downlink`, `decay`, `after_rounds`; with `uplink = "kept"` also `last_codec`, of the last round), or `farflung create --feedback`. The methods `default` and `thrifty` have `uplink = "kept"` from the first round on, whatever the codec, and for means a residual in long runs of `default` and where somebody has chosen a coarse codec for them. With `--method none` `create` turns residuals on by itself, both ways, with codecs '
         "below 3 bits per parameter, from the second quarter of the run on; where it was asked for, by that flag, as a `residual` or by a `decay` below 1, from the first round. It costs 4 bytes of host memory per parameter and direction. A residual moves only when a commit "
         "counts the contribution that it comes from; a round that fails changes nothing. `farflung status` and the log's `round.commit` (`owed`) show how much was left out.",
         "",

@@ -11,7 +11,7 @@ where it is sent and once where it is received. Everybody, owners included, uses
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate as accumulated
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from farflung.compression import unreduced
 from farflung.compression.aggregate import accumulate, reduce_part
+from farflung.compression.codec import Payload
 from farflung.compression.feedback import ErrorFeedback
 from farflung.compression.policy import FlatCodec, parse_policy
 from farflung.compression.unreduced import MeanCodec
@@ -140,25 +141,29 @@ class Averager:
             payloads = [self._encode(peer, delta, start, stop) for peer, delta in enumerate(deltas)]
             for own, coded in zip(counted, payloads, strict=True):
                 up.decode(coded, stop - start, out=own[start:stop])
-            encode: Callable[[Tensor], memoryview] = down.encode
-            if self._owners:
-                self._owners[owner].begin(_ROUND)
-                encode = partial(self._owners[owner].encode_, start=start)
             contributions = [(payload, 1 / self._peers) for payload in payloads]
             of_means = MeanCodec(up, down)
             others = [peer for peer in range(self._peers) if peer != owner]
-            if not self._owners and of_means.leaves_unreduced(self._peers - 1, stop - start):
+            if of_means.leaves_unreduced(self._peers - 1, stop - start):
                 payload = unreduced.pack(stop - start, contributions)
                 sent += sum(len(unreduced.without(payload, peer)) for peer in others)
             else:
-                payload = reduce_part(stop - start, contributions, up, encode)
+                payload = self._reduce(owner, start, stop, contributions)
                 sent += len(payload) * len(others)
-            if self._owners:
-                self._owners[owner].commit(_ROUND, [(start, stop)])
             of_means.decode(payload, stop - start, out=mean[start:stop])
             sent += sum(len(payloads[peer]) for peer in others)
         self._commit(parts)
         return Averaged(mean, self._residuals(deltas, counted), 2 * sent / self._peers)
+
+    def _reduce(self, owner: int, start: int, stop: int, contributions: Sequence[tuple[Payload, float]]) -> memoryview:
+        up, down = self._up.part(start, stop), self._down.part(start, stop)
+        if not self._owners:
+            return reduce_part(stop - start, contributions, up, down.encode)
+        feedback = self._owners[owner]
+        feedback.begin(_ROUND)
+        payload = reduce_part(stop - start, contributions, up, partial(feedback.encode_, start=start))
+        feedback.commit(_ROUND, [(start, stop)])
+        return payload
 
     def _residuals(self, deltas: Sequence[Tensor], counted: Sequence[Tensor]) -> list[Tensor]:
         if self._senders:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from farflung.compression.policy import parse_policy
+from farflung.compression.unreduced import MOST
 from farflung.training.fragments import Pattern
 from farflung.training.gossip import Gossip
 from farflung.training.methods import METHOD_NAMES, training_method
@@ -111,7 +112,12 @@ def _ours(name: str, steps: int = 0, peers: int = FEWEST_GROWN) -> Method:
     outer = Outer(
         timetable=_rounds(ours.inner_steps, fragments=ours.fragments, delay=DELAY_STEPS),
         rule=grown(rule, ours.outer_growth, [1] * peers),
-        wire=Wire(up=ours.codec, down=ours.mean_codec, last=ours.last_codec),
+        wire=Wire(
+            up=ours.codec,
+            down=ours.mean_codec,
+            down_feedback=1.0 if ours.mean_residual and peers > MOST else None,  # of fewer all hear all
+            last=ours.last_codec,
+        ),
         mixing=None,
         kept=1.0,
     )

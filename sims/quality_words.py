@@ -164,6 +164,8 @@ def _wire(wire: Wire) -> str:
         text += f", error feedback {wire.feedback:g}" + (
             f" of {wire.cap:g} norms at most" if math.isfinite(wire.cap) else ""
         )
+    if wire.down_feedback is not None:
+        text += f", of means error feedback {wire.down_feedback:g}"
     return text + (f", the last exchange {wire.last}" if wire.last is not None else "")
 
 
