@@ -92,28 +92,28 @@ def beyond(codec: Codec, numel: int) -> bytes:
 @pytest.mark.parametrize("early", [False, True])
 def test_who_contributed_what_no_mean_can_hold_is_named(spec: str, early: bool) -> None:
     """The part has no mean then, and the owner goes on; but for means that are what was sent, which hold anything."""
-    up, kept = parse_codec(spec), FeedbackSpec(uplink="none", downlink="residual")
+    up = parse_codec(spec)
 
     async def main(lab: Lab) -> None:
-        a, b, c = lab.nodes
+        a, b, c, d = lab.nodes
         plan = accept(lab)
         size = numel(plan, 1)
         for node in lab.nodes:
-            node.encode_with(uniform(up, NUMEL), uniform(CODEC, NUMEL), kept)
+            node.encode_with(uniform(up, NUMEL), uniform(CODEC, NUMEL), FeedbackSpec())
         good = bytes(up.encode(torch.ones(size)))
-        for node, payload in ((a, beyond(up, size)), (c, good)):
+        for node, payload in ((a, beyond(up, size)), (c, good), (d, good)):
             assert await say(node.network, b.id, KIND, ContributionHeader(PLAN_ID, 1, len(payload)), payload) == ACK
-        await b.exchange.reduce(PLAN_ID, 1, ((a.id, 0.9995), (c.id, 0.0005)), early=early)
+        await b.exchange.reduce(PLAN_ID, 1, ((a.id, 0.9994), (c.id, 0.0005), (d.id, 0.0001)), early=early)
         assert [(type(e), e.peer) for e in b.errors] == [(Refused, a.id)] and "part 1" in b.errors[0].reason
         assert not b.held and not b.disk.means
-        await b.exchange.reduce(PLAN_ID, 1, ((c.id, 3e38),))
+        await b.exchange.reduce(PLAN_ID, 1, ((c.id, 3e38), (d.id, 3e38)))
         assert [(type(e), e.peer) for e in b.errors[1:]] == [(Malformed, None)], (
             "with such a weight it is nobody's fault"
         )
         b.exchange.start(PLAN_ID, b.exchange.reduce(PLAN_ID, 1, ((c.id, 1.0),)), lab.group)
         await b.until(lambda: bool(b.held))
 
-    in_lab(3, main)
+    in_lab(4, main)
 
 
 def test_a_torn_transfer_leaves_nothing() -> None:

@@ -413,7 +413,7 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "moves_for_a_round_that_failed": (8, 2),
     "lets_the_momentum_of_other_fragments_decay": (0, 2),
     "accepts_state_of_a_stale_version": (13, 2),
-    "forgets_its_vote_when_killed": (35, 5),
+    "forgets_its_vote_when_killed": (6, 5),
     "applies_a_repeated_commit_again": (0, 2),
     "ends_when_it_has_missed_a_round": (0, 0),
     "all_end_together": (0, 0),

@@ -2,20 +2,23 @@
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from farflung.compression.aggregate import Contribution
 from farflung.compression.codec import Codec
 from farflung.compression.registry import parse_codec
+from farflung.compression.unreduced import MeanCodec
 from farflung.node.exchange import Exchange
 from farflung.node.residuals import Residuals
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.headers import MeanHeader
 from farflung.protocol.manifest_sections import FeedbackSpec
+from farflung.protocol.messages import Part
 from farflung.sims.chaos import OUTER, Wire, run_schedule
 from farflung.sims.faults import Fault, Kill, Schedule, Start
 from farflung.sims.simulation import Meddler
@@ -54,6 +57,9 @@ class Book:
         self.given.setdefault(key, {})[start] = x
         self.sent.setdefault(key, {})[start] = self.codec.decode(payload, len(x)).double()
 
+    def left_unreduced(self, key: Key, start: int, mean: Tensor) -> None:
+        self.given.setdefault(key, {})[start] = self.sent.setdefault(key, {})[start] = mean.double()
+
     def left_out(self, key: Key, parts: list[tuple[int, int]]) -> Tensor:
         """What was given less what was sent, of these parts; fp64 [NUMEL]."""
         total = torch.zeros(NUMEL, dtype=torch.float64)
@@ -76,6 +82,7 @@ def book(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Looks over the shoulder of every node, and lets 30 % of the rounds fail."""
     book = Book(request.param)
     send, encode, settle, load = Exchange._send, Residuals._encode, Residuals.settle, Residuals.load
+    leave = Exchange._leave_unreduced
 
     async def send_or_not(self: Exchange, round_: Any, peer: bytes, header: Any, payload: Any) -> None:
         if isinstance(header, MeanHeader) or not doomed(header.plan):
@@ -85,6 +92,12 @@ def book(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         before = x.double()
         payload = encode(self, way, plan_id, x, start)
         book.encoded((self._me, way, plan_id), start, before, payload)
+        return payload
+
+    def left(self: Exchange, plan_id: bytes, bounds: Part, contributions: Sequence[Contribution]) -> memoryview:
+        payload = leave(self, plan_id, bounds, contributions)
+        mean = MeanCodec(book.codec, book.codec).decode(payload, bounds.stop - bounds.start)
+        book.left_unreduced((self._residuals._me, "down", plan_id), bounds.start, mean)
         return payload
 
     def settled(self: Residuals, result: RoundResult) -> None:
@@ -105,6 +118,7 @@ def book(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         book.loaded.append((state, {name: tensor.clone() for name, tensor in self.state().items()}))
 
     monkeypatch.setattr(Exchange, "_send", send_or_not)
+    monkeypatch.setattr(Exchange, "_leave_unreduced", left)
     monkeypatch.setattr(Residuals, "_encode", encode_)
     monkeypatch.setattr(Residuals, "settle", settled)
     monkeypatch.setattr(Residuals, "load", loaded)
