@@ -240,7 +240,9 @@ class Exchange:
         try:
             with self._news.span("reduce", round_.plan.height):
                 if stays:
-                    payload = await self._doors.side.run(self._leave_unreduced, plan_id, bounds, contributions)
+                    payload = await self._doors.side.run(
+                        self._residuals.pack_mean, plan_id, bounds.start, numel, contributions
+                    )
                 else:
                     payload = await self._doors.side.run(
                         reduce_part,
@@ -267,12 +269,6 @@ class Exchange:
             digest = await self._means.put(plan_id, part, payload, early=early)  # while it is sent
             self._news.mean_held(plan_id, part, digest, early=early)
             await asyncio.gather(*sending)
-
-    def _leave_unreduced(
-        self, plan_id: bytes, bounds: Part, contributions: Sequence[tuple[Payload, float]]
-    ) -> memoryview:
-        self._residuals.leave_unreduced(plan_id, bounds.start, bounds.stop)
-        return unreduced.pack(bounds.stop - bounds.start, contributions)
 
     async def _name_unfit(
         self, part: int, plan: Plan, contributions: Sequence[tuple[PeerId, Payload]], error: CodecError

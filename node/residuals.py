@@ -32,6 +32,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from farflung.compression import unreduced
+from farflung.compression.aggregate import Contribution
 from farflung.compression.codec import Payload
 from farflung.compression.feedback import ErrorFeedback, Slice
 from farflung.compression.policy import FlatCodec
@@ -106,9 +108,10 @@ class Residuals:
         self._unreduced_of(plan_id).discard((start, start + x.numel()))
         return self._encode("down", plan_id, x, start)
 
-    def leave_unreduced(self, plan_id: bytes, start: int, stop: int) -> None:
-        """The mean of that part, which we own, is sent as what it is made of, unless it is encoded after this."""
-        self._unreduced_of(plan_id).add((start, stop))
+    def pack_mean(self, plan_id: bytes, start: int, numel: int, contributions: Sequence[Contribution]) -> memoryview:
+        """The payload of the mean of a part that we own as what it is made of. Raises ValueError as `unreduced.pack`."""
+        self._unreduced_of(plan_id).add((start, start + numel))
+        return unreduced.pack(numel, contributions)
 
     def _unreduced_of(self, plan_id: bytes) -> set[Slice]:
         if self._unreduced[0] != plan_id:
@@ -159,8 +162,8 @@ class Residuals:
             else:
                 self._absent(1, _slices(result))
         if "down" in self._feedbacks:
-            plan, unreduced = self._unreduced
-            waits = unreduced if plan == result.plan else set()
+            plan, left = self._unreduced
+            waits = left if plan == result.plan else set()
             owned = [part for part in _slices(result, owner=self._me) if part not in waits]
             self._feedbacks["down"].commit(result.plan, owned)
 

@@ -25,10 +25,10 @@ TIMED = frozenset({"train", "evaluate", "evaluate_few"})
 """Calls that take what a peer's `tokens_per_s` says."""
 
 PRICED = PASSES | {
-    *("_decode", "_difference", "_encoded", "_first_sequence", "_keep_model", "_leave_unreduced", "_save", "_taken", "_together", "_unfit"),
+    *("_decode", "_difference", "_encoded", "_first_sequence", "_keep_model", "_save", "_taken", "_together", "_unfit"),
     *("append_commit", "applied", "batch", "begin", "begin_with", "catch_up", "check", "digest_of", "discard_progress"),
     *("drop_means", "encode", "enter", "handed_over", "leave", "let_go", "load", "load_chunk", "load_chunks", "load_mean"),
-    *("load_place", "load_residuals", "load_votes", "local_params", "misfit", "pass_through", "plan_step"),
+    *("load_place", "load_residuals", "load_votes", "local_params", "misfit", "pack_mean", "pass_through", "plan_step"),
     *("plans_with_means", "refresh", "roll", "save_chunk", "save_vote", "settle", "state", "step", "sync_means", "told"),
     *("with_ends", "without"),
 }  # fmt: skip

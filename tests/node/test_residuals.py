@@ -23,6 +23,7 @@ FLAT = uniform(CODEC, NUMEL)
 ME, OTHER = peer(0), peer(1)
 BOTH = FeedbackSpec(uplink="residual", downlink="residual", decay=0.5)
 PARTS = ((ME, 0, 128), (OTHER, 128, 256))
+PACKED = [(CODEC.encode(torch.ones(128)), 1.0)]
 
 
 def vector(seed: int, numel: int = NUMEL) -> Tensor:
@@ -93,11 +94,11 @@ def test_what_we_owe_of_a_mean_that_is_not_reduced_waits() -> None:
     owed = memory(one, "down")
     assert owed[:128].norm() > 0.0
 
-    one.leave_unreduced(plan(2), 0, 128)
+    one.pack_mean(plan(2), 0, 128, PACKED)
     one.settle(result(2, counted=False))
     assert torch.equal(memory(one, "down"), owed)
 
-    one.leave_unreduced(plan(3), 0, 128)
+    one.pack_mean(plan(3), 0, 128, PACKED)
     one.encode_mean(plan(3), torch.zeros(128), 0)  # there is a late contribution after all
     one.settle(result(3, counted=False))
     assert torch.equal(memory(one, "down")[:128], left_out(BOTH.decay * owed[:128]))

@@ -18,7 +18,6 @@ from farflung.node.residuals import Residuals
 from farflung.protocol.chain import RoundResult
 from farflung.protocol.headers import MeanHeader
 from farflung.protocol.manifest_sections import FeedbackSpec
-from farflung.protocol.messages import Part
 from farflung.sims.chaos import OUTER, Wire, run_schedule
 from farflung.sims.faults import Fault, Kill, Schedule, Start
 from farflung.sims.simulation import Meddler
@@ -82,7 +81,7 @@ def book(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Looks over the shoulder of every node, and lets 30 % of the rounds fail."""
     book = Book(request.param)
     send, encode, settle, load = Exchange._send, Residuals._encode, Residuals.settle, Residuals.load
-    leave = Exchange._leave_unreduced
+    pack = Residuals.pack_mean
 
     async def send_or_not(self: Exchange, round_: Any, peer: bytes, header: Any, payload: Any) -> None:
         if isinstance(header, MeanHeader) or not doomed(header.plan):
@@ -94,10 +93,12 @@ def book(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         book.encoded((self._me, way, plan_id), start, before, payload)
         return payload
 
-    def left(self: Exchange, plan_id: bytes, bounds: Part, contributions: Sequence[Contribution]) -> memoryview:
-        payload = leave(self, plan_id, bounds, contributions)
-        mean = MeanCodec(book.codec, book.codec).decode(payload, bounds.stop - bounds.start)
-        book.left_unreduced((self._residuals._me, "down", plan_id), bounds.start, mean)
+    def left(
+        self: Residuals, plan_id: bytes, start: int, numel: int, contributions: Sequence[Contribution]
+    ) -> memoryview:
+        payload = pack(self, plan_id, start, numel, contributions)
+        mean = MeanCodec(book.codec, book.codec).decode(payload, numel)
+        book.left_unreduced((self._me, "down", plan_id), start, mean)
         return payload
 
     def settled(self: Residuals, result: RoundResult) -> None:
@@ -118,7 +119,7 @@ def book(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         book.loaded.append((state, {name: tensor.clone() for name, tensor in self.state().items()}))
 
     monkeypatch.setattr(Exchange, "_send", send_or_not)
-    monkeypatch.setattr(Exchange, "_leave_unreduced", left)
+    monkeypatch.setattr(Residuals, "pack_mean", left)
     monkeypatch.setattr(Residuals, "_encode", encode_)
     monkeypatch.setattr(Residuals, "settle", settled)
     monkeypatch.setattr(Residuals, "load", loaded)
