@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -82,7 +83,8 @@ def stopped_in_the_middle(victim: Node, *others: Node) -> None:
 def end_all_of(node: Node) -> None:
     """As systemd does to all processes of a unit: its libp2p, too."""
     for process in (node.process, *children(node)):
-        process.terminate()
+        with suppress(psutil.NoSuchProcess):  # children of one that was told first may be gone
+            process.terminate()
 
 
 def leaves(node: Node, ask: Callable[[], None], *, told: Node | None = None) -> None:
