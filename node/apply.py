@@ -24,6 +24,7 @@ from farflung.node.exchange import Exchange
 from farflung.node.learner import Learner
 from farflung.node.mean_files import PLAN_BYTES
 from farflung.node.means import MeanStore
+from farflung.node.pursuit import Pursuit
 from farflung.node.residuals import Residuals
 from farflung.node.rounds import Traffic
 from farflung.node.storage import Held, Place, Storage
@@ -180,18 +181,12 @@ class Applier:
         self._queue.put_nowait(None)
 
     @property
-    def catches_up(self) -> str:
-        """What it is at while it lacks something that others have, for people."""
-        return self._catchup.pursuit.reason or "downloading the outer state"
+    def pursuit(self) -> Pursuit:
+        """Whether we come nearer to what we lack."""
+        return self._catchup.pursuit
 
     async def run(self) -> None:
         """Apply until `finish`."""
-        async with asyncio.TaskGroup() as group:
-            watching = group.create_task(self._catchup.pursuit.watch())
-            await self._run()
-            watching.cancel()
-
-    async def _run(self) -> None:
         self._checkpoint_at = asyncio.get_running_loop().time()
         while (due := await self._queue.get()) is not None and not self._finishing:
             work, on_disk = due

@@ -193,8 +193,7 @@ class Peer:
         self.rest = Rest(self._due_at)
         self.witness_meeting: Callable[[bytes, Part, Tensor], None] = lambda plan_id, part, term: None
         """Is shown what meetings add to means."""
-        self.stop_reason = ""
-        self.state_reason = ""
+        self.stop_reason = self.state_reason = ""
         self.moves_to: int | None = None  # of a pipeline, the stage for which it leaves its own
         self._waited_for: bytes | None = None
         self._utterance = Utterance()
@@ -254,6 +253,7 @@ class Peer:
         """What goes on beside applying and training."""
         group.create_task(self._executor.run(group))
         group.create_task(self._tick())
+        group.create_task(self.applier.pursuit.watch())
 
     async def _keep_held(self) -> None:
         """What we began with is on no disk yet. It goes there once it computes, and not before: nobody need wait for a disk."""
@@ -481,7 +481,7 @@ class Peer:
         if self._stop.is_set():
             return "leaving", self.stop_reason or "the network has ended"
         if not member.in_view:
-            return "joining", member.reason if self.applier.idle else self.applier.catches_up
+            return "joining", member.reason if self.applier.idle else self.applier.pursuit.said
         if not member.standing.holds(member.me):
             return "joining", member.reason
         if self._is_complete():

@@ -26,6 +26,9 @@ REMEDY = (
     " model"
 )
 
+DOWNLOADS = "downloading the outer state"
+"""Where there is nothing else to say."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
@@ -115,8 +118,8 @@ class Pursuit:
         self._first: Mark | None = None
         """When we were last found behind, and not before; None while we are not."""
         self._before: Mark | None = None
-        self.reason = ""
-        """That it is too slow, for people; empty where it is not, or not known to be."""
+        self.said = DOWNLOADS
+        """What it is at while it is behind, for people: that it is too slow, where that is known."""
 
     async def watch(self) -> None:
         """Look for ever."""
@@ -131,7 +134,7 @@ class Pursuit:
             self._downloads += download is not None
         if not self._is_behind():
             self._first = self._before = None
-            self.reason = ""
+            self.said = DOWNLOADS
         elif self._first is None or self._before is None:
             self._first = self._before = self._mark(now)
         elif now >= self._before.at + STRETCH_S:
@@ -160,7 +163,7 @@ class Pursuit:
         )
 
     def _tell(self, slow: Slow | None) -> None:
-        self.reason = "" if slow is None else slow.reason
+        self.said = DOWNLOADS if slow is None else slow.reason
         if slow is not None:
             self._log.emit(
                 "link.slow",

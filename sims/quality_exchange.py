@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from farflung.compression import unreduced
-from farflung.compression.aggregate import accumulate, reduce_part
-from farflung.compression.codec import Payload
-from farflung.compression.feedback import ErrorFeedback
+from farflung.compression.aggregate import Contribution, accumulate, reduce_part
+from farflung.compression.feedback import ErrorFeedback, Slice
 from farflung.compression.policy import FlatCodec, parse_policy
 from farflung.compression.unreduced import MeanCodec
 from farflung.sims.quality_methods import Wire
@@ -148,21 +147,22 @@ class Averager:
                 payload = unreduced.pack(stop - start, contributions)
                 sent += sum(len(unreduced.without(payload, peer)) for peer in others)
             else:
-                payload = self._reduce(owner, start, stop, contributions)
+                payload = self._reduce(owner, (start, stop), contributions, of_means)
                 sent += len(payload) * len(others)
             of_means.decode(payload, stop - start, out=mean[start:stop])
             sent += sum(len(payloads[peer]) for peer in others)
         self._commit(parts)
         return Averaged(mean, self._residuals(deltas, counted), 2 * sent / self._peers)
 
-    def _reduce(self, owner: int, start: int, stop: int, contributions: Sequence[tuple[Payload, float]]) -> memoryview:
-        up, down = self._up.part(start, stop), self._down.part(start, stop)
+    def _reduce(self, owner: int, part: Slice, contributions: Sequence[Contribution], codecs: MeanCodec) -> memoryview:
+        """The mean, coded once more, with what its owner owes of it."""
+        start, stop = part
         if not self._owners:
-            return reduce_part(stop - start, contributions, up, down.encode)
+            return reduce_part(stop - start, contributions, codecs.up, codecs.down.encode)
         feedback = self._owners[owner]
         feedback.begin(_ROUND)
-        payload = reduce_part(stop - start, contributions, up, partial(feedback.encode_, start=start))
-        feedback.commit(_ROUND, [(start, stop)])
+        payload = reduce_part(stop - start, contributions, codecs.up, partial(feedback.encode_, start=start))
+        feedback.commit(_ROUND, [part])
         return payload
 
     def _residuals(self, deltas: Sequence[Tensor], counted: Sequence[Tensor]) -> list[Tensor]:

@@ -52,8 +52,6 @@ class Member:
     membership: Membership
     history: History = field(default_factory=History)
     group: bytes = b""
-    started: bool = False
-    """Whether it knows any history; nothing is said of how far off it is, where not."""
     attendance: Any = field(default_factory=lambda: SimpleNamespace(part=None))
     tempo: Any = field(default_factory=lambda: SimpleNamespace(moved=lambda result: 1.0))
 
