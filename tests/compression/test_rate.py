@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.compression.rates import RATES, both_ways, by_numpy, gaussian, hostile_input, nmse, outcome
+from tests.thorough import further
 from torch import Tensor
 
 from farflung.compression import kernels
@@ -23,6 +24,7 @@ Kind = type[DeadZone] | type[Trellis]
 
 each_kind = pytest.mark.parametrize("kind", [DeadZone, Trellis], ids=lambda kind: kind.name)
 each_rate = pytest.mark.parametrize("bits", RATES)
+some_rates = pytest.mark.parametrize("bits", [*RATES[1::2], *further(*RATES[::2])])
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +33,7 @@ def native(library: CDLL | None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @each_kind
-@each_rate
+@some_rates
 @pytest.mark.parametrize("numel", [0, 1, 2, 7, 8, 9, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 77])
 def test_any_length(kind: Kind, bits: float, numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kind, "section", BLOCK)
@@ -99,7 +101,7 @@ def heavy(numel: int) -> Tensor:
 
 
 @each_kind
-@each_rate
+@some_rates
 @pytest.mark.parametrize(
     "x",
     [

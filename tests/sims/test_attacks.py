@@ -52,6 +52,7 @@ def test_every_attack_is_refused_and_the_swarm_goes_on() -> None:
     assert set(refused) | by_chance == {error.__name__ for error in RemoteError.__subclasses__()}
 
 
+@pytest.mark.thorough
 def test_a_peer_without_attacks_is_honest() -> None:
     report, refused = attacked()
     assert report.violations == [] and report.rounds >= 5 and report.members == 8

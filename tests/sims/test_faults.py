@@ -418,6 +418,7 @@ def test_the_same_seed_gives_the_same_log() -> None:
     assert fingerprint(2) != first
 
 
+@pytest.mark.thorough
 def test_the_log_does_not_depend_on_the_hash_seed() -> None:
     logs = {
         subprocess.run(

@@ -11,7 +11,7 @@ from farflung.sims.pipeline_swarm import PipelineSwarm, simulate
 from farflung.training.errors import DataUnavailable
 from farflung.training.pipeline_worker import Batch
 
-HINDERED_S = 600.0
+HINDERED_S = 300.0
 RECIPE = recipe(total_steps=100_000)
 
 
@@ -53,7 +53,7 @@ def test_the_steps_of_a_planner_that_cannot_read_the_data_are_planned_by_another
     steps, gaps, freed, paces = list[int](), list[float](), list[bool](), list[int]()
     swarm = simulate(RECIPE, Counting(), signers(4), story, wanted={1: 0, 2: 1, 3: 1})
     assert not swarm.broken
-    assert steps[0] > 80
+    assert steps[0] > 40
     assert not any(freed), "it says that it can when it has seen that it can"
     longest = sorted(gaps, reverse=True)
     assert longest[0] < 120.0, "a turn"

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+import pytest
 from tests.sims.pipeline_story import until, until_done
 
 from farflung.node.discovery import LOOK_S
@@ -109,6 +110,7 @@ def test_who_has_found_nobody_looks_again_sooner_and_who_stands_does_not() -> No
     in_lab(body, 3)
 
 
+@pytest.mark.thorough
 def test_a_peer_of_a_pipeline_that_came_behind_a_cut_finds_the_others_when_that_heals() -> None:
     known: list[set[PeerId]] = []
 

@@ -273,6 +273,7 @@ def both_sides() -> tuple[Recipe, dict[int, int]]:
     return recipe(stages=3, layers=3, total_steps=400), {1: 0, 2: 0, 3: 1, 4: 1, 5: 1, 6: 2, 7: 2, 8: 2}
 
 
+@pytest.mark.thorough
 def test_stage_0_is_cut_off_with_a_member_of_each_stage_and_its_side_stops() -> None:
     """All data nodes stand on the smaller side. They hear two chains without a quorum there, begin nothing and train nothing; the others begin stage 0 anew. When
     the sides meet there is one stage 0, and one history."""

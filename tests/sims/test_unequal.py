@@ -78,6 +78,7 @@ def test_equal_peers_make_the_same_steps_in_every_round() -> None:
     assert counted == pytest.approx([1.0] * 3, abs=0.15)
 
 
+@pytest.mark.thorough
 def test_rounds_that_follow_each_other_fast_wait_for_nobody_with_steps_as_long_as_two_of_them() -> None:
     """Somebody is late in every other one. A round has three seconds at least, by the manifest, and a lap takes one: waiting for that, the fast train for half of
     the time. Whatever misses a round comes into the next."""
