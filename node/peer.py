@@ -433,7 +433,7 @@ class Peer:
         """When to look at deadlines: at once while anything is under way, or we are about to leave."""
         if self.member.busy or self._stop.is_set() or self._is_complete():
             return -math.inf
-        return self.member.look_at()
+        return min(self.member.look_at(), self._net_at)
 
     def _do(self, effects: list[Effect]) -> None:
         if effects:

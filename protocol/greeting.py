@@ -59,7 +59,7 @@ class Greeting:
         if self._state != self.membership.state:
             return self._at + self.membership.heartbeat_s
         if self.rests:
-            return self._rests_since + self.every_s * max(1, math.ceil(ASLEEP_S / self.every_s) - 1)
+            return self._rests_since + self.every_s * max(1, math.ceil(ASLEEP_S / self.every_s) - 2)
         return self._at + self.every_s
 
     def look(self, now: float, basis: Basis) -> bool:

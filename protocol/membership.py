@@ -126,10 +126,6 @@ class Membership:
     """The pace when `news` was so much."""
     _due: float = -math.inf
     """No peer is due for a suspicion, a question, a verdict or oblivion before this."""
-    _looked: tuple[float, Collection[PeerId]] = (-math.inf, ())
-    """When we did so last, and whom we kept."""
-    _relies: bool = False
-    """Whether since then signs have taken the place of greetings: it may be later by now."""
     _detours: int = 0
     """Messages that others were asked to pass on, another each time or so, for one of them may pass on nothing."""
 
@@ -269,7 +265,6 @@ class Membership:
     def rely(self, peer: PeerId, sign: Sign) -> None:
         """From now on a sign tells that a peer lives which we hear, and its greetings are not handed on."""
         self.peers[peer].sign = sign
-        self._relies = True
 
     def renew(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
         """It says now how far it is by now."""
@@ -407,7 +402,7 @@ class Membership:
         if now <= self._due:
             return []
         effects: list[Effect] = []
-        self._due, self._looked, self._relies = math.inf, (now, keep), False
+        self._due = now + FORGET_AFTER_S  # whoever is kept now may not be then
         for peer in sorted(self.peers):
             entry = self.peers[peer]
             if entry.sign is not None:
@@ -421,21 +416,14 @@ class Membership:
                 effects += self._inquire(peer, entry, now)
             elif entry.liveness is not Liveness.ALIVE and peer not in keep and now > entry.since + FORGET_AFTER_S:
                 del self.peers[peer]
-        self._due = min(self._due, self._next_due())
+                continue
+            self._due = min(self._due, self._due_at(entry, kept=peer in keep))
         return effects
 
     @property
     def look_at(self) -> float:
         """When to `tick` next at the latest; sooner, when it is sooner after a message."""
-        if self._relies and self._due > -math.inf:
-            self._relies, self._due = False, self._next_due()
         return self._due
-
-    def _next_due(self) -> float:
-        """Of all for whom there is no sign."""
-        at, kept = self._looked
-        dues = [self._due_at(entry, kept=p in kept) for p, entry in self.peers.items() if entry.sign is None]
-        return min([at + FORGET_AFTER_S, *dues])  # whoever is kept now may not be then
 
     def _silent_at(self, entry: Peer) -> float:
         """Until when a peer that lives need not be heard."""
@@ -466,8 +454,14 @@ class Membership:
         if suspected_for > VERDICT_AFTER * self._every_s(entry):
             if entry.leaves_since < math.inf:
                 return self._become(peer, entry, Liveness.LEFT, now, "said goodbye")
-            reason = f"nobody of {len(self._witnesses(peer)) + 1} has heard it for {suspected_for:.1f} s"
-            return self._become(peer, entry, Liveness.DEAD, now, reason)
+            witnesses = len(self._witnesses(peer))
+            return self._become(
+                peer,
+                entry,
+                Liveness.DEAD,
+                now,
+                f"nobody of {witnesses + 1} has heard it for {suspected_for:.1f} s",
+            )
         return []
 
     def _inquire(self, peer: PeerId, entry: Peer, now: float) -> list[Effect]:

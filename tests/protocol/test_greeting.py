@@ -5,7 +5,7 @@ from tests.protocol.bus import beat
 
 from farflung.protocol.greeting import Greeting
 from farflung.protocol.keys import PeerId
-from farflung.protocol.membership import FORGET_AFTER_S, SUSPECT_AFTER, Liveness, Membership
+from farflung.protocol.membership import SUSPECT_AFTER, Liveness, Membership
 from farflung.protocol.messages import Heartbeat, Opinion
 from farflung.protocol.settings import ASLEEP_S
 
@@ -121,21 +121,6 @@ def test_a_sign_keeps_a_peer_alive_until_it_ends() -> None:
     membership.tick(100.0 + SUSPECT_AFTER * BEAT_S + 0.1)
     assert membership.peers[OTHER].liveness is Liveness.SUSPECT
     assert not told.is_over, "who ends it knows that"
-
-
-def test_for_whom_there_is_a_sign_nobody_looks() -> None:
-    """The first greeting came as a message, and asked for a look three greetings later; now the next look is for another, or for who may be forgotten."""
-    membership = member()
-    membership.heard(OTHER, 0.0, beat())
-    membership.heard(THIRD, 1.0, beat())
-    membership.tick(1.0)
-    assert membership.look_at == pytest.approx(SUSPECT_AFTER * BEAT_S)
-    membership.rely(OTHER, Told(100.0))
-    assert membership.look_at == pytest.approx(1.0 + SUSPECT_AFTER * BEAT_S)
-    membership.rely(THIRD, Told(100.0))
-    assert membership.look_at == 1.0 + FORGET_AFTER_S
-    membership.unreachable(THIRD, 2.0, "the connection broke")
-    assert membership.look_at < 2.0, "and at once where something has happened"
 
 
 def test_whoever_is_suspected_or_forgotten_is_to_be_heard_itself() -> None:
