@@ -89,7 +89,7 @@ def compared(local: Result, virtual: Result) -> dict[str, Any]:
         )
     ]
     return {
-        "off_percent": {key: None if value is None else round(value, 2) for key, value in off.items()},
+        "off_percent": {key: None if value is None else round(value, 4) for key, value in off.items()},
         "goals": [asdict(check) for check in checks],
     }
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from tests.thorough import further
+from tests.thorough import mostly
 
 from farflung.sims import bench_overlap
 from farflung.sims import wan as wans
@@ -79,6 +79,8 @@ def test_meters_that_mean_nothing_give_no_figures(changed: dict[str, Any], why: 
         seen(result(**changed))
 
 
+METHODS = {method.name: method for method in methods_of(6)}
+
 OURS = Method(name="farflung", codec="int8(block=128)", inner_steps=8)
 
 
@@ -149,12 +151,11 @@ def test_it_says_why_it_is_skipped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", [methods_of(6)[1], *further(methods_of(6)[0], *methods_of(6)[2:])], ids=lambda method: method.name
-)
-def test_real_peers_behind_emulated_links(method: Method) -> None:
+@pytest.mark.parametrize("name", mostly(["farflung, default"], METHODS))
+def test_real_peers_behind_emulated_links(name: str) -> None:
     if (refused := wans.available()) is not None:
         pytest.skip(refused)
+    method = METHODS[name]
     task = Task(preset="tiny", batch=1, rounds=2, peers=2)
     said: list[str] = []
     figures = measure_overlap(method, 20.0, task, within_s=90, progress=said.append)
@@ -162,7 +163,7 @@ def test_real_peers_behind_emulated_links(method: Method) -> None:
     assert (figures.round_s is None) == (method.codec == "")
     # half of the vector to the other and half of the means back, of 1 byte (of `default`'s fragment 1.5 bits, which as the mean go back as they came) or, in each step, of 4 bytes an
     # element; twice that, for what is received; headers, acknowledgements, and what is said besides
-    sent = {"fp32": 4.0, methods_of(6)[0].codec: 1.0}.get(figures.codec, 1.2 / 8 / method.fragments)
+    sent = {"fp32": 4.0, METHODS["farflung"].codec: 1.0}.get(figures.codec, 1.2 / 8 / method.fragments)
     assert (
         2 * figures.parameters * sent / (method.lap + method.delay_steps if method.codec else 1)
         < figures.bytes_per_step
