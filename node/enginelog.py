@@ -44,7 +44,6 @@ def engine_log(path: Path) -> Iterator[None]:
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
     )
-    _silence_hivemind()
     try:
         yield
     finally:
@@ -52,10 +51,3 @@ def engine_log(path: Path) -> Iterator[None]:
         root.removeHandler(handler)
         root.setLevel(before)
         handler.close()
-
-
-def _silence_hivemind() -> None:
-    """Take hivemind's own handler, which writes to stderr, away."""
-    from hivemind.utils.logging import HandlerMode, use_hivemind_log_handler
-
-    use_hivemind_log_handler(HandlerMode.NOWHERE)

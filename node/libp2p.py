@@ -5,6 +5,7 @@ them in its handshake, and the key is inside the peer id, so a stream's sender n
 """
 
 import asyncio
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -109,6 +110,7 @@ class Libp2p:
     ) -> "Libp2p":
         """Start the daemon and attach to it. `known`: multiaddrs (without /p2p/) at which to dial peers, kept current by
         the caller. Raises NetworkError."""
+        _import_hivemind()
         from hivemind.p2p.p2p_daemon import P2P
         from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
         from hivemind.utils.multiaddr import Multiaddr
@@ -260,3 +262,12 @@ def _daemon_errors() -> tuple[type[Exception], ...]:
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
     return (P2PDaemonError, OSError, asyncio.IncompleteReadError)
+
+
+def _import_hivemind() -> None:
+    """Without its own log handler, which writes to stderr, and what torch says of code in it that is older than torch."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
+        from hivemind.utils.logging import HandlerMode, use_hivemind_log_handler
+
+    use_hivemind_log_handler(HandlerMode.NOWHERE)

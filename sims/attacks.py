@@ -135,6 +135,15 @@ class Backwards:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._learner, name)
 
+    def freeze(self) -> dict[str, object]:
+        """See `Freezable`, whose methods `isinstance` does not find behind `__getattr__` from Python 3.12 on."""
+        frozen: dict[str, object] = self._learner.freeze()
+        return frozen
+
+    def thaw(self, state: dict[str, object]) -> None:
+        """See `Freezable`."""
+        self._learner.thaw(state)
+
     def offer(self, start: int, stop: int) -> None:
         """See `Learner.offer`."""
         self._learner.offer(start, stop)

@@ -287,7 +287,6 @@ def no_space(*_: object, **__: object) -> NoReturn:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,7 +388,6 @@ def test_three_real_nodes_join_late_leave_restart_and_outlive_the_first(
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_a_real_node_that_has_waited_in_vain_begins_anew(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

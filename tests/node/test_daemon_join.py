@@ -34,7 +34,6 @@ from farflung.sims.attacks import of_another_version
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),  # more than `PATIENCE_S`
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
 ]
 
 

@@ -14,8 +14,6 @@ from farflung.node.seeds import SEEDS_AT_ONCE
 from farflung.protocol.errors import NetworkError
 from farflung.sims import clock
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 DIAL_S = 15.0
 SEEDS = [bytes([number]) * 32 for number in range(40)]
 

@@ -12,8 +12,6 @@ from tests.node.dht_lab import NODE, PEER, Lab, dictionary, id_of, key, put, run
 from farflung.node.dht import Records
 from farflung.node.scope import TaskScope
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:

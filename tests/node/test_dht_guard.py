@@ -10,8 +10,6 @@ import pytest
 from farflung.protocol import limits
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused, RemoteError, Stale
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 KEY = 7
 VALUE = b"\xc4\x01v"  # MessagePack of b"v"
 

@@ -8,8 +8,6 @@ from tests.node.dht_lab import PEER, Lab, dictionary, id_of, key, put, run
 
 from farflung.protocol.errors import LimitExceeded, Malformed, Refused
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 OWN, NAME = 7, 8
 SHORT_S, LONG_S = 600.0, 3600.0
 """Lives of honest peers' records, and of those of who wants theirs to go first."""

@@ -27,10 +27,7 @@ from farflung.node.pacing import CHUNK_S, Pacer
 from farflung.protocol import limits
 from farflung.protocol.errors import ConfigError, Malformed, NetworkError, RemoteError
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 MB = 1 << 20
 

@@ -24,10 +24,7 @@ from farflung.protocol.peer_record import PeerRecord
 from farflung.protocol.records import place_peer
 from farflung.protocol.replay import first_seq
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
 def test_records() -> None:

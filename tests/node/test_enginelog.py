@@ -10,8 +10,6 @@ import pytest
 
 from farflung.node.enginelog import engine_log
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 
 def test_a_full_disk_leaves_out_lines_and_the_terminal_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,6 +1,8 @@
 """A call of the libp2p daemon that fails or is given up lets go of its connection to the daemon, which hivemind's client does not."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -207,3 +209,9 @@ def test_nobody_comes_in_when_we_close() -> None:
         assert await door.opens("control", key(1), 1) == 0
 
     in_door(body)
+
+
+def test_the_engine_comes_without_a_word_whatever_torch_says_of_it() -> None:
+    program = "from farflung.node import libp2p; libp2p._import_hivemind()"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
