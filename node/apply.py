@@ -170,6 +170,7 @@ class Applier:
         """After a start with a history: what the learner lacks of it is applied; where it stands is announced."""
         for certified in history:
             if certified.commit.height == self.height:
+                self._trainer.counted_steps = certified.commit.steps  # no lap has ended since then
                 await self._settle(certified.commit, None)
                 await self._announce(certified.commit, changed=True)
             elif certified.commit.height > self.height:

@@ -29,11 +29,13 @@ class ReplicaTrainer(Trainer):
         self._whole = learner
         self._passed: set[int] = set()
         """Samples of such steps that are in our window."""
+        self._missed = 0
+        """Steps of `progress` in the place of which stand laps of the swarm that have ended without them: the run counts those, and not ours once more."""
 
     @property
     def global_step(self) -> int:
         """Those of all rounds, and ours since."""
-        return self.counted_steps + self.progress.steps
+        return self.counted_steps + self.progress.steps - self._missed
 
     def _is_ready(self) -> bool:
         """When a round is due; and with whatever there is when no samples are left, for only a round brings more."""
@@ -106,12 +108,22 @@ class ReplicaTrainer(Trainer):
         """See `Trainer.count`."""
         counted = split(self.progress.trained, samples)[0]
         super().count(samples)
+        if samples:
+            self._missed = 0
         # In laps of a few steps all of them may have been passed over, round after round.
         if not self._passed.issuperset(n for start, stop in counted for n in range(start, stop)):
             self._diverged = 0
 
     def settle(self, commit: Commit, version: int, contributed_samples: int) -> bool:
         """See `Trainer.settle`."""
+        lap = commit.steps - self.counted_steps
         stays = super().settle(commit, version, contributed_samples)
+        if not contributed_samples:
+            self._missed = min(self._missed + lap, self.progress.steps)
         self._passed = {n for n in self._passed if any(start <= n < stop for start, stop in self.window)}
         return stays
+
+    def drop(self) -> None:
+        """See `Trainer.drop`."""
+        self._missed = 0
+        super().drop()

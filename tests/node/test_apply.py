@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.node.applying import (
+    PACE,
     Applying,
     change,
     expected,
@@ -278,6 +279,25 @@ def test_a_restart_replays_from_its_own_disk() -> None:
         await again.start(history)
         assert again.applier.version == 3 and again.digest == one.digest == expected(3)
         assert [v for _, v, _ in again.said] == [1, 2, 3]
+
+    in_lab(1, main)
+
+
+def test_steps_since_the_last_round_are_counted_after_a_restart_as_before() -> None:
+    """Of the learning rate: only laps that have ended since then stand in their place."""
+
+    async def main(lab: Lab) -> None:
+        one = Applying(lab, lab.nodes[0])
+        history = [genesis(), round_after(genesis().commit)]
+        await one.start(history[:1])
+        await hold(one.node, 1)
+        await one.take(history[1])
+        train(one, 4, 5)
+        assert one.trainer.global_step == PACE.laps.least + 1
+        await one.applier.save_place()
+        again = restarted(lab, one)
+        await again.start(history)
+        assert again.trainer.progress.steps == 1 and again.trainer.global_step == PACE.laps.least + 1
 
     in_lab(1, main)
 
