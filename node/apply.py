@@ -156,7 +156,7 @@ class Applier:
             self._keeps_later = held is not None
             self.height, self.version = place.height, place.version
             self._exchange.in_flight = place.in_flight
-            self._trainer.progress = Progress(place.trained, place.steps)
+            self._trainer.progress = Progress(place.trained, place.steps, restored=place.steps)
             self._trainer.version = place.version
         elif self._initial_is_genesis and self._founded(history):
             self.height, self.version = 0, history[0].commit.version

@@ -65,8 +65,12 @@ class ReplicaTrainer(Trainer):
         """Also while means are on their way into the outer state: they are applied between two steps. That only where training goes on while rounds are under
         way, and not when we would offer if they were in it: with steps as long as laps that would be so whenever one ends, and nothing would ever be offered.
         """
-        goes_on = self.pace.laps.delay_of(self.lap) > 0
-        return self._host.may_train() or (goes_on and self._host.awaits_means() and not self._has_due())
+        return self._host.may_train() or (self._trains_on and self._host.awaits_means() and not self._has_due())
+
+    @property
+    def _trains_on(self) -> bool:
+        """Whether training goes on while rounds are under way."""
+        return self.pace.laps.delay_of(self.lap) > 0
 
     async def _step(self) -> bool:
         """On the next batch of the window."""
@@ -120,6 +124,10 @@ class ReplicaTrainer(Trainer):
         stays = super().settle(commit, version, contributed_samples)
         if not contributed_samples:
             self._missed = min(self._missed + lap, self.progress.steps)
+            if self._trains_on:
+                # A lap has ended since the checkpoint, and what that brought goes into the next round when it is due: with steps to a whole lap of ours
+                # it would be due at once, when the others have only begun theirs.
+                self._offered_steps = max(self._offered_steps, min(self._missed, self.progress.restored))
         self._passed = {n for n in self._passed if any(start <= n < stop for start, stop in self.window)}
         return stays
 

@@ -61,6 +61,8 @@ class Progress:
     steps: int = 0
     began_at: float = 0.0
     """When this interval of training began."""
+    restored: int = 0
+    """Of the steps, those that a checkpoint brought."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

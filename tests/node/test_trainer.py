@@ -152,40 +152,6 @@ def test_a_round_that_counted_us_takes_the_counted_away() -> None:
     run(main)
 
 
-def test_laps_that_ended_without_us_are_counted_once() -> None:
-    """Of the learning rate: whoever misses a round has made no more steps than the swarm."""
-
-    async def main(lab: Lab) -> None:
-        steps = []
-        for version in (1, 2, 3):
-            await asyncio.sleep(10.0)  # it offers after three steps, and makes two more
-            steps.append(lab.trainer.global_step)
-            assert settle(lab, holding((0, 40)), version, 0)
-            steps.append(lab.trainer.global_step)
-            lab.trainer.over()
-        assert steps == [5, 5, 8, 8, 11, 11]
-        await asyncio.sleep(10.0)
-        assert settle(lab, holding((24, 40)), 4, 24)
-        assert lab.trainer.progress.steps == 2 and lab.trainer.global_step == 12 + 2
-        lab.trainer.drop()
-        await asyncio.sleep(1.5)
-        assert lab.trainer.global_step == 12 + lab.trainer.progress.steps
-
-    run(main, window=40, delay_steps=2)
-
-
-def test_who_is_slower_than_the_swarm_does_not_lag_behind_it() -> None:
-    async def main(lab: Lab) -> None:
-        await asyncio.sleep(2.5)
-        assert lab.trainer.progress.steps == 2
-        assert settle(lab, holding((0, 18)), 1, 0)
-        assert lab.trainer.global_step == 3
-        await asyncio.sleep(1.0)
-        assert lab.trainer.progress.steps == 3 and lab.trainer.global_step == 4
-
-    run(main)
-
-
 def test_the_lap_that_a_commit_begins_is_what_counts_from_then_on() -> None:
     async def main(lab: Lab) -> None:
         await asyncio.sleep(10.0)
