@@ -63,6 +63,9 @@ def why_next_ballot(s: Waiting, now: float) -> str | None:
     if idle and late and s.me not in s.tempo.too_slow(now)[0]:  # for whom no round waits
         # It lives, and yet nothing comes of it: perhaps it cannot reach a quorum that the rest of us can.
         return f"nothing came from {short(turn)} for too long"
+    if part is not None and (later := _later_ballot(s, turn)) is not None:
+        # It was started again before anybody called it dead, or followed others, who had; and is not in its plan any more.
+        return f"{short(turn)} has left its plan for ballot {later}"
     if part is not None and now > part.expires_at:
         return f"the plan of {short(turn)} came to nothing"
     return None
@@ -101,6 +104,13 @@ def _is_needed_in(s: Waiting, view: Collection[PeerId], now: float) -> bool:
     return is_quorum(view, {*others, s.me}) and not is_quorum(
         view, [p for p in stay if p in sure and s.standing.holds(p)]
     )
+
+
+def _later_ballot(s: Waiting, peer: PeerId) -> int | None:
+    """At which ballot of our height another member is, if that is a later one than ours."""
+    beat = s.membership.heartbeat(peer)
+    is_later = beat is not None and beat.height == s.head.commit.height and beat.ballot > s.acceptor.ballot
+    return beat.ballot if beat is not None and is_later else None
 
 
 def _anything_to_decide(s: Waiting, now: float) -> bool:

@@ -202,6 +202,21 @@ def test_a_plan_that_comes_to_nothing_ends() -> None:
     assert one.attendance.part is None and one.consensus.ballot == 1 and of(effects, Forget)
 
 
+def test_a_plan_is_left_when_its_proposer_has_left_its_ballot() -> None:
+    """It was started again, and somebody had missed it and waits at the next ballot; whoever had not would wait for the plan's end."""
+    one = member()
+    one.set_ready(ready(), 0.1)
+    one.receive(LEADER, plan(scatter_s=8.0, gather_s=8.0), 0.2)
+    for height, ballot in ((NEXT - 1, 0), (NEXT, 1)):
+        one.receive(LEADER, beat(height=height, ballot=ballot), 1.0)
+        pass_time(one, 1.0, 2.0, set())
+        assert one.consensus.ballot == 0 and one.attendance.part is not None
+    one.receive(LEADER, beat(height=NEXT - 1, ballot=1), 2.0)
+    moved = pass_time(one, 2.0, 3.0, {LEADER})
+    assert one.consensus.ballot == 1 and one.attendance.part is None
+    assert (sends(moved, Promise)[-1].to, sends(moved, Promise)[-1].message.ballot) == (turn(1), 1)
+
+
 def test_a_proposer_from_which_nothing_comes_is_left() -> None:
     """It lives and says so, but perhaps it cannot reach the quorum that the rest of us can."""
     one = member()
