@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from torch import Tensor
 
-from farflung.protocol.chain import Certified, Commit
+from farflung.protocol.chain import Certified, Commit, Rules
 from farflung.protocol.ledger import BLOCK, Ledger, join, split
 
 Interval = tuple[int, int]
@@ -48,6 +49,8 @@ class Chronicle:
     """The newest whose digest was found right: its version, and the bits of its parameters and momentum."""
     planned_in_calm: set[int] = field(default_factory=set)
     """Heights of rounds."""
+    moved: dict[int, int] = field(default_factory=dict)
+    """By fragment, the version with which a round last moved it, or before the first that was followed."""
 
     def at(self, height: int) -> "Chronicle":
         """Whose a height is."""
@@ -120,10 +123,13 @@ class Chronicle:
             found += split(parent.ledger.window(one.peer), one.samples)[0]
         return found
 
-    def follow(self, commit: Commit, *, inherits: bool) -> Iterator[tuple[int, str]]:
-        """Follow the next commit; tells which invariants it breaks, and how. `inherits`: the chain begins with what an earlier life has left (`lives`)."""
+    def follow(self, commit: Commit, rules: Rules) -> Iterator[tuple[int, str]]:
+        """Follow the next commit; tells which invariants it breaks, and how."""
         self.followed = commit.height
         parent, entries = self.commit(commit.height - 1), commit.ledger
+        yield from _miscounted(parent, commit, rules)
+        yield from _kept_from_others(parent, commit, rules)
+        yield from self._stands_still(commit, rules)
         if parent is not None and commit.steps != parent.steps + (parent.lap if commit.round is not None else 0):
             yield 2, f"commit {commit.height} counts {commit.steps} steps, after {parent.steps} and {parent.lap}"
         if parent is not None and commit.round is not None:
@@ -131,7 +137,7 @@ class Chronicle:
             if len(set(who)) != len(who) or not set(who) <= set(parent.view):
                 yield 7, f"commit {commit.height} counts a contributor twice, or an outsider"
         self.done += self.taken(commit)
-        if commit.height == 0 and inherits:
+        if commit.height == 0 and rules.inherits:
             self.done = _gaps(entries)  # of an earlier life, or let go with it
         if commit.half is not None:
             if self.since is commit and self.before is not None:
@@ -153,9 +159,46 @@ class Chronicle:
             yield 6, f"commit {commit.height} accounts for {position} of {entries.cursor} samples"
         self.done = list(join(sorted(self.done)))
 
+    def _stands_still(self, commit: Commit, rules: Rules) -> Iterator[tuple[int, str]]:
+        """A fragment whose turn does not come: what is trained of it comes into no round. Where rounds may be wide or narrow nobody can say when it must."""
+        since = commit.version if commit.round is None else commit.version - 1
+        for fragment, (start, stop) in enumerate(pairwise(rules.cuts)):
+            last = self.moved.setdefault(fragment, since)
+            if commit.round is not None and any(p.start < stop and start < p.stop for p in commit.round.parts):
+                self.moved[fragment] = commit.version
+            elif len(rules.laps.widths) == 1 and commit.version - last >= 2 * rules.num_fragments:
+                yield 2, f"fragment {fragment} was in none of the {commit.version - last} rounds until {commit.version}"
+
     @property
     def newest(self) -> Commit | None:
         return self.history.get(max(self.history, default=0))
+
+
+def _miscounted(parent: Commit | None, commit: Commit, rules: Rules) -> Iterator[tuple[int, str]]:
+    """Tokens, by which contributions are weighed and the run is told: those of the samples."""
+    contributors = () if commit.round is None else commit.round.contributors
+    for one in contributors:
+        if one.tokens != one.samples * rules.tokens_per_sample:
+            yield 4, f"commit {commit.height} weighs {one.samples} samples as {one.tokens} tokens"
+    tokens = sum(one.tokens for one in contributors)
+    if parent is not None and commit.tokens != parent.tokens + tokens:
+        yield 4, f"commit {commit.height} counts {commit.tokens} tokens, after {parent.tokens} and {tokens}"
+
+
+def _kept_from_others(parent: Commit | None, commit: Commit, rules: Rules) -> Iterator[tuple[int, str]]:
+    """What a vanished peer had not finished is handed out again: when its lease is over, and before any new samples."""
+    entries = commit.ledger
+    if gone := {one.peer for one in entries.held} - set(commit.view):
+        yield 6, f"commit {commit.height} has samples in the hands of {len(gone)} who are no members"
+    if parent is None:
+        return
+    since = {one.peer: one.version for one in parent.ledger.suspended}
+    for one in entries.suspended:
+        begun = since.get(one.peer, commit.version)
+        if one.version != begun or (one.peer in since and begun + rules.lease <= commit.version):
+            yield 6, f"commit {commit.height} keeps samples since version {begun} for one who is gone"
+    if entries.free and entries.cursor > parent.ledger.cursor:
+        yield 6, f"commit {commit.height} hands out new samples while {len(entries.free)} intervals are free"
 
 
 def waiting(ledger: Ledger) -> list[Interval]:

@@ -5,12 +5,14 @@ that is judged: it counts votes, follows the samples, and computes means and out
 
     1  same version, same bits           digests that nodes announce, and those of the state they really hold
     2  no commit, no outer step          the state held is the one of the version named; local progress is the sum of its samples, and given up
-                                         where the samples are lost only
+                                         where the samples are lost only; each fragment has its turn
     3  the dead cost only their own      a cut leaves nobody out whom all owners hold that it keeps (`cuts`); in calm, no part of a round is left out
-    4  divide by contributors            the step of a round is the mean that its contributors' pseudo-gradients and tokens give
+    4  divide by contributors            the step of a round is the mean that its contributors' pseudo-gradients and tokens give, and tokens are those
+                                         of the samples
     5  one history                       one commit per height, each by a majority of valid signatures of the view before; nobody takes back what
                                          it promised or voted for, killed and started again or not, so that is on disk before it is sent (`votes`)
-    6  each sample once                  the intervals of done, held, free and suspended tile [0, cursor); who contributes, contributes what is counted
+    6  each sample once                  the intervals of done, held, free and suspended tile [0, cursor); who contributes, contributes what is counted; what the
+                                         vanished had is kept for them as long as their lease, and handed out again before anything new
     7  exactly-once accumulation         as 4: a contribution that counts twice makes another mean; and nobody sends one twice under one plan, as whoever
                                          takes up a plan again that is under way or over
     8  bad messages are typed errors     honest nodes refuse nothing but what is late or repeated, and no node crashes
@@ -337,7 +339,7 @@ class Judge:
 
     def _follow(self, group: Chronicle, commit: Commit) -> None:
         """Each sample is counted once, and none is lost (invariant 6), by what the ledgers of all commits say."""
-        for which, detail in group.follow(commit, inherits=self.swarm.outfit.terms.settings.rules.inherits):
+        for which, detail in group.follow(commit, self.swarm.outfit.terms.settings.rules):
             self.violate(which, detail)
         self._count_once(commit, group.taken(commit))
 

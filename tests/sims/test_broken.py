@@ -26,7 +26,7 @@ from farflung.node.statesync import Download
 from farflung.node.trainer import Trainer
 from farflung.protocol import chain, ledger, patience, planning, proposer
 from farflung.protocol.attendance import Attendance
-from farflung.protocol.chain import Certified, Commit, RoundResult, Vote
+from farflung.protocol.chain import Certified, Commit, RoundResult, Rules, Vote
 from farflung.protocol.effects import Effect, Reduce, RoundOver, SaveVote, Send
 from farflung.protocol.keys import PeerId
 from farflung.protocol.ledger import Ledger, Suspended
@@ -46,7 +46,7 @@ def run(seed: int, *, fragments: int = 1, calm_s: float = 0.0) -> Report:
     return simulate(replace(plan, calm_s=calm_s, stop_when_broken=True))
 
 
-FRAGMENTS = {"lets_the_momentum_of_other_fragments_decay": 3}
+FRAGMENTS = {"lets_the_momentum_of_other_fragments_decay": 3, "moves_one_fragment_only": 3}
 """That a model has, where what is broken shows only with several."""
 
 CALM_S = {"never_trains_once_it_was_started_again": 45.0}
@@ -120,6 +120,11 @@ def counts_nobody_but_one_when_anybody_is_missing(monkeypatch: pytest.MonkeyPatc
 
 
 @broken
+def moves_one_fragment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rules, "span", lambda self, parent: (0, self.cuts[parent.width]))
+
+
+@broken
 def early_means_hold_whatever_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Participation, "_is_void", False)
 
@@ -160,6 +165,17 @@ def commits_without_votes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Proposer, "_vote", vote)
     monkeypatch.setattr(chain, "check_certificate", lambda *_, **__: None)
+
+
+@broken
+def counts_tokens_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow = chain.successor
+
+    def twice(swarm: bytes, parent: Commit, *rest: Any, **what: Any) -> Commit:
+        commit = follow(swarm, parent, *rest, **what)
+        return msgspec.structs.replace(commit, tokens=2 * commit.tokens - parent.tokens)
+
+    monkeypatch.setattr(chain, "successor", twice)
 
 
 @broken
@@ -236,6 +252,44 @@ def forgets_the_samples_of_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
         return msgspec.structs.replace(after, suspended=kept)
 
     other_ledger(monkeypatch, change)
+
+
+@broken
+def keeps_the_samples_of_the_dead_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = ledger.advance
+    monkeypatch.setattr(ledger, "advance", lambda before, **what: advance(before, **(what | {"lease": 1 << 40})))
+
+
+@broken
+def begins_the_lease_of_the_dead_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = ledger.advance
+
+    def renewed(before: Ledger, **what: Any) -> Ledger:
+        kept = tuple(msgspec.structs.replace(s, version=what["version"]) for s in before.suspended)
+        return advance(msgspec.structs.replace(before, suspended=kept), **what)
+
+    monkeypatch.setattr(ledger, "advance", renewed)
+
+
+@broken
+def leaves_samples_in_the_hands_of_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(before: Ledger, after: Ledger) -> Ledger:
+        gone = tuple(ledger.Holding(s.peer, s.intervals) for s in after.suspended)
+        held = tuple(sorted((*after.held, *gone), key=lambda holding: holding.peer))
+        return msgspec.structs.replace(after, held=held, suspended=())
+
+    other_ledger(monkeypatch, change)
+
+
+@broken
+def never_hands_out_again_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = ledger.advance
+
+    def fresh_only(before: Ledger, **what: Any) -> Ledger:
+        after = advance(msgspec.structs.replace(before, free=()), **what)
+        return msgspec.structs.replace(after, free=ledger.join(before.free, after.free))
+
+    monkeypatch.setattr(ledger, "advance", fresh_only)
 
 
 @broken
@@ -396,16 +450,22 @@ CAUGHT: dict[str, tuple[int, int]] = {
     "counts_a_contribution_twice": (0, 4),
     "reduces_over_whoever_came": (1, 4),
     "counts_nobody_but_one_when_anybody_is_missing": (0, 3),
+    "moves_one_fragment_only": (0, 2),
     "early_means_hold_whatever_the_cut": (30, 4),
     "owner_keeps_its_part_unquantised": (0, 1),
     "decides_without_a_quorum": (0, 5),
     "commits_without_votes": (0, 5),
+    "counts_tokens_twice": (0, 4),
     "tells_of_its_vote_before_it_is_on_disk": (0, 5),
     "says_nothing_of_why_it_missed": (0, 9),
     "gives_up_what_it_has_sent_without_a_word": (29, 9),
     "hands_a_window_out_twice": (0, 6),
     "frees_samples_that_are_still_leased": (0, 6),
     "forgets_the_samples_of_the_dead": (0, 6),
+    "keeps_the_samples_of_the_dead_for_ever": (1, 6),
+    "begins_the_lease_of_the_dead_anew": (0, 6),
+    "leaves_samples_in_the_hands_of_the_dead": (0, 6),
+    "never_hands_out_again_what_is_free": (0, 6),
     "keeps_progress_on_samples_of_others": (0, 6),
     "loses_progress_with_a_missed_round": (0, 2),
     "gives_up_its_progress_with_a_missed_round": (0, 2),
