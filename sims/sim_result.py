@@ -38,7 +38,7 @@ def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) 
         "training_share": round(sum(one.training_s for one in report.labour) / max(running_s, 1e-9), 4),
         "median_round_s": round(median(report.round_seconds), 3) if report.round_seconds else None,
         "recovery_iterations": slowest_recovery(report.recoveries),
-        "loss": round(report.losses[-1][2], 4) if report.losses and scenario.mode == "real" else None,
+        "loss": round(newest_loss(report.losses), 4) if report.losses and scenario.mode == "real" else None,
     }
     wanted = [
         ("rounds", ">=", scenario.expect.min_rounds, 0),
@@ -80,6 +80,11 @@ def summarise(scenario: Scenario, report: Report, *, bytes_factor: float = 1.0) 
         "passed": not report.violations and all(one["met"] for one in expected),
         "log_sha256": report.log_sha256,
     }
+
+
+def newest_loss(losses: Sequence[tuple[float, int, float]]) -> float:
+    """Of the outer parameters with the most tokens: a slow peer may still evaluate old ones when others tell of newer. `losses`, at least one: as `Report.losses`."""
+    return max(losses, key=lambda one: (one[1], one[0]))[2]
 
 
 def slowest_recovery(recoveries: Sequence[Recovered]) -> float | None:

@@ -24,7 +24,8 @@ from farflung.sims.faults import Drop, Heal, Kill, Partition, Pause, Schedule, S
 from farflung.sims.main import app
 from farflung.sims.scenario import parse_scenario
 from farflung.sims.scenario_run import plan_scenario, simulate_any
-from farflung.sims.simulation import simulate
+from farflung.sims.sim_result import newest_loss
+from farflung.sims.simulation import Report, simulate
 from farflung.sims.trail import log_line
 
 REAL = """
@@ -411,3 +412,10 @@ def test_shipped_scenarios_are_listed() -> None:
     assert code == 0 and "churn-8" in said and "flash-crowd" in said
     names = [line[: len(line) - len(line.split(maxsplit=1)[1])] for line in said.splitlines()]
     assert len(set(map(len, names))) == 1, "what they are about begins in one column"
+
+
+def test_the_loss_of_a_run_is_that_of_its_newest_parameters_whoever_tells_of_old_ones_later() -> None:
+    report = Report(seed=0, num_peers=2, schedule=[])
+    for at, tokens, loss in ((10.0, 100, 5.0), (60.0, 400, 2.0), (61.0, 200, 3.0)):  # a slow peer's took 40 s
+        report.note(at, {"event": "outer.eval", "peer": "aa", "loss": loss, "tokens": tokens})
+    assert newest_loss(report.losses) == 2.0
