@@ -11,10 +11,12 @@ import torch
 from farflung.compression import kernels
 from farflung.node.events import Event, Meter
 from farflung.node.paths import resolve_paths
+from farflung.protocol.keys import PeerId
 from farflung.sims import clock
 from farflung.sims.facts import LedgerFacts
 from farflung.sims.fault_playing import play
 from farflung.sims.faults import Fault, Schedule
+from farflung.sims.harm import Harm
 from farflung.sims.hub import Backbone, MemoryHub
 from farflung.sims.judge import OUTSIDE_S, Judge
 from farflung.sims.last_ledger import COMMITS, Applied, ledger_of
@@ -156,6 +158,7 @@ class _Run:
         self._judge = Judge(broken=self._broken, known_means=plan.known_means)
         self._is_broken = asyncio.Event()
         self._roll_call: RollCall
+        self._harm: Harm
         self._now = 0.0
         """Seconds from the beginning when something was logged last."""
 
@@ -171,12 +174,13 @@ class _Run:
             on_message=judge.on_message,
             routers_seed=f"{plan.seed}/nat",
         )
-        hub.on_delivery = judge.on_delivery
+        hub.on_delivery = self._on_delivery
         async with asyncio.TaskGroup() as group:
             swarm = judge.swarm = Swarm(
                 plan.outfit, hub, group, self._on_event, judge.on_gradient, judge.on_meeting, self._on_crash
             )
             self._roll_call = RollCall(swarm, judge, alike=plan.links is None)
+            self._harm = Harm(swarm, judge.violate)
             if plan.links is not None:
                 for index, peer in enumerate(swarm.ids):
                     hub.set_link(peer, plan.links(index))
@@ -194,6 +198,7 @@ class _Run:
             for task in [*helpers, *until]:
                 task.cancel()
             judge.look(everybody=True)
+            self._harm.look()
             report.seconds = self._trail.now
             for peer in hub.running():
                 hub.resume(peer)  # whoever is stopped cannot end
@@ -257,11 +262,16 @@ class _Run:
 
     # ---- the log -----------------------------------------------------------------------------------------------
 
+    def _on_delivery(self, sender: PeerId, receiver: PeerId, data: bytes) -> None:
+        self._judge.on_delivery(sender, receiver, data)
+        self._harm.arrives(sender, receiver, data)
+
     def _on_event(self, index: int, event: Event) -> None:
         self._now = self._trail.now
         self._trail.event(index, event)
         self._report.note(self._now, event)
         self._judge.on_event(index, event)
+        self._harm.on_event(index, event)
         if event["event"] == "round.missed":
             self._roll_call.missed(index)
 

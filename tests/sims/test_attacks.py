@@ -1,20 +1,23 @@
 """An attacker does what it is said to do, honest peers refuse it with typed errors, and nothing of theirs is harmed."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import msgspec
 import pytest
 import torch
 
-from farflung.protocol import planning, proposer
+from farflung.protocol import envelope, planning, proposer
 from farflung.protocol.effects import Send
+from farflung.protocol.envelope import Envelope, Opener
 from farflung.protocol.errors import RemoteError
 from farflung.protocol.keys import Ed25519Signer
 from farflung.protocol.membership import Membership
 from farflung.protocol.messages import Collected
 from farflung.protocol.participation import Participation
+from farflung.protocol.replay import ReplayGuard
 from farflung.sims.attacks import Attack, Backwards
 from farflung.sims.churn import make_schedule
 from farflung.sims.scenario import SHIPPED, Scenario, load_scenario
@@ -50,6 +53,45 @@ def test_every_attack_is_refused_and_the_swarm_goes_on() -> None:
     assert report.rounds >= 5 and report.members == 8
     by_chance = {"Refused"}  # what is said again may be said to its author
     assert set(refused) | by_chance == {error.__name__ for error in RemoteError.__subclasses__()}
+
+
+def believes_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envelope, "verify", lambda *_: None)
+
+
+def believes_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplayGuard, "accept", lambda *_, **__: None)
+
+
+def believes_what_has_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Opener.check
+    monkeypatch.setattr(Opener, "check", lambda self, data, now, carrier, **how: check(self, data, 0.0, carrier, **how))
+    monkeypatch.setattr(envelope, "MAX_MESSAGE_LIFE_S", math.inf)
+
+
+def believes_other_swarms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(self: Opener, data: bytes, now: float, carrier: bytes, **how: Any) -> Envelope:
+        return honest(Opener(envelope.swarm_of(data, carrier)), data, now, carrier, **how)
+
+    honest = Opener.check
+    monkeypatch.setattr(Opener, "check", check)
+
+
+@pytest.mark.parametrize(
+    ("broken", "attack", "said"),
+    [
+        (believes_signatures, "forge", "a message with a forged signature"),
+        (believes_repetitions, "replay", "a message that it has had before"),
+        (believes_what_has_expired, "stale", "a message that has expired"),
+        (believes_other_swarms, "swarm", "a message for another swarm"),
+    ],
+)
+def test_whoever_believes_an_attacker_is_caught(
+    broken: Callable[[pytest.MonkeyPatch], None], attack: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    found = attacked(attack, seconds=90.0)[0].violations
+    assert found and all(one.startswith("invariant 8:") and one.endswith(said) for one in found)
 
 
 @pytest.mark.thorough
