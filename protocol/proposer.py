@@ -301,7 +301,7 @@ class Proposer:
         waves = 2 if slow_s >= rules.waves_from_s else 1
         ranges = partition.in_waves(first, last, list(shares.values()), rules.align, waves)
         parts = tuple(Part(owners[o], start, stop) for o, (start, stop) in ranges)
-        took_s = s.tempo.rounds_as_wide_s((last - first) * rules.rules.num_fragments / rules.rules.numel)
+        took_s = s.tempo.rounds_as_wide_s(last - first, alone=len(contributors) == 1)
         usual = deadline.adaptive(took_s, low=rules.min_round_s, high=rules.max_round_s)
         budget = max(usual, 3.0 * estimate)
         # Links may have become slower than any round since then: each plan of this height that fails after the first doubles the time.

@@ -37,9 +37,10 @@ class Tempo:
         """How long the newest rounds took from plan to end, seconds, newest first."""
         return [r.seconds_ms / 1000.0 for r in self.history.recent_rounds()]
 
-    def rounds_as_wide_s(self, fragments: float) -> list[float]:
-        """The same if they had moved so many fragments: as much longer, at the most, as that is more."""
-        recent = [self._took(r) for r in self.history.recent_rounds()]
+    def rounds_as_wide_s(self, numel: int, *, alone: bool) -> list[float]:
+        """The same if they had moved so many elements, as much longer, at the most, as that is more; of those that were of somebody alone, or not, as `alone` says."""
+        fragments = self._fragments(numel)
+        recent = [self._took(r) for r in self.history.recent_rounds() if _is_of_one(r) == alone]
         return [took.seconds * max(1.0, fragments / took.fragments) for took in recent]
 
     def usual_round_s(self) -> float:
@@ -52,15 +53,17 @@ class Tempo:
         of somebody alone, or not, as that is. Who is alone waits for nobody, and nothing is to be learnt from that for several, or the other way round.
         """
         before = self.history.recent_rounds(WIDTHS_FROM)
-        return [self._took(r) for r in (newest, *before) if (len(r.contributors) > 1) == (len(newest.contributors) > 1)]
+        return [self._took(r) for r in (newest, *before) if _is_of_one(r) == _is_of_one(newest)]
 
     def _took(self, result: RoundResult) -> Took:
         return Took(result.seconds_ms / 1000.0, self.moved(result))
 
     def moved(self, result: RoundResult) -> float:
         """How many fragments a round moved, by its elements."""
-        numel, rules = result.parts[-1].stop - result.parts[0].start, self.settings.rules
-        return numel * rules.num_fragments / rules.numel
+        return self._fragments(result.parts[-1].stop - result.parts[0].start)
+
+    def _fragments(self, numel: int) -> float:
+        return numel * self.settings.rules.num_fragments / self.settings.rules.numel
 
     def tokens_per_s(self, peer: PeerId) -> float:
         """How fast a peer trains, by its own word; 0 when it has not said."""
@@ -176,3 +179,8 @@ class Tempo:
         nobody_waits_for = self.too_slow(now)[0] | {self.membership.me}
         others = self.runners([p for p in head.view if p not in nobody_waits_for], now)
         return rhythm.is_due(lap, others, step_s=step_s, round_s=self.usual_round_s(), now=now)
+
+
+def _is_of_one(result: RoundResult) -> bool:
+    """Whether it was of somebody alone."""
+    return len(result.contributors) == 1
