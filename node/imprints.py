@@ -109,18 +109,21 @@ def serve_imprints(
             await framing.write_header(stream, ImprintList(inputs, outputs))
             return
         found = imprints.get(request)
-        if found is None:
+        payload = None if found is None else await side.run(_first_sequence, found, boundary)
+        if found is None or payload is None:
             await framing.write_header(stream, Imprinted(0, 0))
         else:
-            payload = await side.run(_first_sequence, found, boundary)
             await framing.write_with_header(stream, Imprinted(found.length, len(payload)), payload)
 
     network.serve(KIND, framing.guarded(serve, refused, within_s=FETCH_S))
 
 
-def _first_sequence(imprint: Imprint, boundary: Boundary) -> Payload:
+def _first_sequence(imprint: Imprint, boundary: Boundary) -> Payload | None:
     whole = boundary.decode(imprint.payload, imprint.batch, imprint.length, device=torch.device("cpu"))
-    return boundary.encode(whole[:1])
+    try:
+        return boundary.encode(whole[:1])
+    except CodecError:  # whoever sent them may have written numbers that decode, and that no encoder would
+        return None
 
 
 async def gather_pairs(

@@ -1,9 +1,13 @@
 """What peers remember of the stages before and after theirs, and how it comes to whoever makes such a stage anew."""
 
+import asyncio
+from typing import Any
+
 import torch
 from tests.node.lab import Lab, in_lab, peer
 
 from farflung.compression.codec import Payload
+from farflung.compression.wire import HEADER_NBYTES
 from farflung.node import framing
 from farflung.node.imprints import (
     KIND,
@@ -44,12 +48,12 @@ def key(step: int, microbatch: int) -> ImprintKey:
 class Neighbour:
     """A node that remembers."""
 
-    def __init__(self, lab: Lab, number: int, *, admits: bool = True) -> None:
+    def __init__(self, lab: Lab, number: int, *, admits: bool = True, boundary: Boundary = BOUNDARY) -> None:
         self.imprints = Imprints()
         self.node = lab.nodes[number]
         self.errors: list[RemoteError] = []
         serve_imprints(
-            self.node.network, self.imprints, BOUNDARY, self.node.doors.side, lambda _: admits, self.errors.append
+            self.node.network, self.imprints, boundary, self.node.doors.side, lambda _: admits, self.errors.append
         )
 
     def keep(self, x: torch.Tensor, microbatch: int = 0, *, output: bool, step: int = STEP) -> None:
@@ -167,6 +171,26 @@ def test_halves_that_do_not_belong_together_are_no_pair() -> None:
         before.keep(activation(0, length=LENGTH - 1), output=False)
         after.keep(activation(1), output=True)
         assert await gathered(lab, 1, 2) == ([], [])
+
+    in_lab(4, story)
+
+
+def test_what_can_be_decoded_but_not_encoded_again_is_not_handed_out() -> None:
+    """Numbers that no codec's encoder lets through, as bytes: their sender could end whoever keeps them by asking for them."""
+    boundary = Boundary.parse(f"tokenint8(width={WIDTH})", WIDTH)
+    payload = bytearray(boundary.encode(torch.ones(1, LENGTH, WIDTH)))
+    row = torch.tensor(2.0**125).bfloat16().view(torch.int16).numpy().tobytes() + b"\1" * WIDTH
+    payload[HEADER_NBYTES:] = row * LENGTH
+    whole = boundary.decode(payload, 1, LENGTH, device=torch.device("cpu"))
+    assert bool((whole == 2.0**125).all())
+
+    async def story(lab: Lab) -> None:
+        failed: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+        both = Neighbour(lab, 1, boundary=boundary)
+        for output in (False, True):
+            both.imprints.keep(1, key(STEP, 0), Imprint(1, LENGTH, payload), output=output)
+        assert await gathered(lab, 1) == ([], []) and not failed
 
     in_lab(4, story)
 
