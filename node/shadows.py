@@ -20,7 +20,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from farflung.compression.codec import CodecError, VectorCodec
+from farflung.compression.codec import CodecError, VectorCodec, check_magnitude
 from farflung.compression.registry import parse_codec
 from farflung.node import framing
 from farflung.node.door import Door, Doors
@@ -59,6 +59,9 @@ WHOLE = parse_codec("int8(block=128)")
 
 DIFFERENCE = parse_codec("deadzone(bits=2.0)")
 """Of what has changed since the copy before."""
+
+LARGEST = 2.0**120
+"""Magnitude of a parameter. What decodes may be larger, or become so by a difference, and could then not be encoded for who asks us."""
 
 RICH = 3
 """Peers of a stage that needs no shadow, if they do not all fall together."""
@@ -217,9 +220,11 @@ async def fetch(
         raise NetworkError(f"{short(holder)} has no such shadow of stage {stage}")
     try:
         await check_payload(side, codec, payload, num_parameters)
-        return await side.run(applied, old, Refresh(base=base, step=step, payload=payload), codec), len(payload)
+        shadow = await side.run(applied, old, Refresh(base=base, step=step, payload=payload), codec)
+        await side.run(check_magnitude, shadow.values, LARGEST)
     except (CodecError, WrongBase) as error:
         raise Refused(f"not a shadow of stage {stage}: {error}", peer=holder) from error
+    return shadow, len(payload)
 
 
 def _whole(request: ShadowRequest) -> VectorCodec:
@@ -321,7 +326,10 @@ class Shadows:
             else:
                 return None
             step, state = self._trained(), await self._doors.learner.run(self._learner.local_params)
-            sent, shadow = await self._doors.side.run(refresh, old, state, step, codec)
+            try:
+                sent, shadow = await self._doors.side.run(refresh, old, state, step, codec)
+            except CodecError:  # not finite: who trains with that stops by itself
+                return None
             self._shelf.give(holder, shadow)
             return sent
 

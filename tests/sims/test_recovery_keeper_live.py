@@ -2,12 +2,15 @@
 
 import asyncio
 import math
+import struct
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from tests.sims.recovery_cases import AT_RISK, SAFE, use_small_corpus
 
+from farflung.compression.codec import CodecError
 from farflung.node.events import EventLog
 from farflung.node.shadows import FIRST, UNLISTED_S, WHOLE, fetch, serve_shelf
 from farflung.node.stage_recipe import MOST_HOLDERS
@@ -25,7 +28,7 @@ from farflung.sims.recovery_tiers import Tier
 from farflung.sims.recovery_train import Feed, advance, start, train
 from farflung.sims.toy import VirtualDoor
 from farflung.training.errors import Unrecoverable
-from farflung.training.recovery_shadow import Refresh, Shadow, empty
+from farflung.training.recovery_shadow import Refresh, Shadow, applied, empty, handed_over
 
 DOOR = VirtualDoor(lambda name: 0.0)
 
@@ -203,6 +206,47 @@ def test_what_is_no_refresh_is_refused(begun: tuple[Pipeline, Live], sent: Refre
     with pytest.raises(Refused, match=why) as caught:
         ask(keeper, holder, source, None)
     assert caught.value.peer == source.id
+
+
+def test_numbers_that_could_not_be_handed_on_are_no_shadow(begun: tuple[Pipeline, Live]) -> None:
+    """They decode, but whoever asked for a copy of the copy would end who holds it: what a stream handler raises ends the node."""
+    _, keeper = begun
+    source, holder = keeper._nodes[1], keeper._nodes[3]
+    payload = bytearray(FIRST.encode(source.learner.local_params()))
+    payload[-4:] = struct.pack("<f", 3e38)  # the mean of the highest level
+    sent = Refresh(base=empty(source.recipe.own.num_parameters).name, step=3, payload=bytes(payload))
+    with pytest.raises(CodecError):
+        handed_over(applied(empty(source.recipe.own.num_parameters), sent, FIRST), WHOLE)
+
+    async def hostile(to: PeerId, request: ShadowRequest) -> Refresh:
+        return sent
+
+    serve_shelf(
+        source.network,
+        source.shelf,
+        lambda peer: True,
+        pytest.fail,
+        roll=source.roll,
+        side=DOOR,
+        log=EventLog(None, swarm="s", peer="p"),
+        stage=1,
+        own=hostile,
+    )
+    with pytest.raises(Refused, match="not a shadow of stage 1") as caught:
+        ask(keeper, holder, source, None)
+    assert caught.value.peer == source.id
+
+
+def test_who_trains_with_what_are_no_numbers_has_no_shadow(begun: tuple[Pipeline, Live]) -> None:
+    """It stops by itself, with a reason; until then who asks is told that there is none."""
+    _, keeper = begun
+    source, holder = keeper._nodes[1], keeper._nodes[3]
+    source.learner.replica.parameters[0].data.fill_(math.nan)
+    failed: list[dict[str, Any]] = []
+    keeper._loop.set_exception_handler(lambda _, context: failed.append(context))
+    with pytest.raises(NetworkError, match="no such shadow of stage 1"):
+        ask(keeper, holder, source, None)
+    assert not failed
 
 
 def test_who_begins_a_stage_with_a_copy_goes_on_from_it(begun: tuple[Pipeline, Live]) -> None:
