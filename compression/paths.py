@@ -97,7 +97,8 @@ def search(x: Floats, inverse: float, prices: Prices) -> Bytes:
     cells = np.empty(len(x), np.uint8)
     native = kernels.find("paths_search", *_SEARCH)
     if native:
-        native(x.ctypes.data, len(x), inverse, prices.flat().ctypes.data, cells.ctypes.data)
+        flat = prices.flat()  # has a name, for an address keeps no memory
+        native(x.ctypes.data, len(x), inverse, flat.ctypes.data, cells.ctypes.data)
         return cells
     whole = len(x) // (LANES * TURNS) * LANES * TURNS
     for part, into in ((x[:whole], cells[:whole]), (x[whole:], cells[whole:])):

@@ -3,6 +3,7 @@
 import itertools
 import math
 import struct
+from collections.abc import Callable
 from ctypes import CDLL
 from typing import Any
 
@@ -61,6 +62,25 @@ def test_where_all_would_be_lost_the_largest_is_sent() -> None:
     x[1_234] = -1.01
     _, y = both_ways(Trellis(bits=0.05), x)
     assert torch.count_nonzero(y) == 1 and y[1_234] == x[1_234]
+
+
+def test_prices_stay_what_they_are_while_c_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads take memory meanwhile; here it is taken between the last line of Python and the call."""
+    codec, x = Trellis(bits=1.0), gaussian(1 << 12)
+    alone, find = bytes(codec.encode(x)), kernels.find
+
+    def find_late(name: str, *types: type[Any]) -> Callable[..., None] | None:
+        native = find(name, *types)
+
+        def call(*arguments: Any) -> None:
+            _taken = [np.full(12, 1e3, np.float32) for _ in range(8)]
+            assert native is not None
+            native(*arguments)
+
+        return call if native else None
+
+    monkeypatch.setattr(kernels, "find", find_late)
+    assert bytes(codec.encode(x)) == alone
 
 
 @pytest.mark.parametrize("numel", [3, LANES, 4 * LANES - 2])
