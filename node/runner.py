@@ -96,9 +96,9 @@ def no_bug(error: BaseException) -> FarflungError | None:
             return _as_local(error)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EROFS):
             return not_taken(error.filename or "a file of this node", error)
-        case (
-            PermissionError(filename=str() as path) | OSError(errno=errno.EIO, filename=str() as path)
-        ):  # not of a socket
+        case PermissionError(filename=str() as path):  # not of a socket; reading may have been refused, or writing
+            return LocalError(f"{path} cannot be used ({error.strerror}): let this user read and write it")
+        case OSError(errno=errno.EIO, filename=str() as path):
             return not_taken(path, error)
         case OSError(
             errno=errno.ENAMETOOLONG | errno.ELOOP | errno.ENOTDIR | errno.EISDIR | errno.EEXIST, filename=str() as path

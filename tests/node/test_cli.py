@@ -427,7 +427,7 @@ def test_a_sealed_copy_needs_its_passphrase(tmp_path: Path) -> None:
     ("error", "said"),
     [
         (DataError("tokenizer t.json has no ids for some text; give another"), "error: tokenizer t.json has no ids"),
-        (PermissionError(errno.EACCES, "Permission denied", "/x/lock"), "error: /x/lock cannot be written (Permission"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/lock"), "error: /x/lock cannot be used (Permission"),
         (
             NotADirectoryError(errno.ENOTDIR, "Not a directory", "/x/y"),
             "error: /x/y cannot be used (Not a directory",

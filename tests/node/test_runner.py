@@ -37,7 +37,10 @@ def test_who_has_a_damaged_checkpoint_is_not_told_to_remove_its_votes() -> None:
     [
         (OSError(errno.ENOSPC, "No space left on device"), r"^a file of this node cannot be written \(No space left"),
         (OSError(errno.EROFS, "Read-only file system", "/x/y"), r"^/x/y cannot be written \(Read-only"),
-        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), r"^/x/y cannot be written \(Perm.* let this user"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/x/y"),
+            r"^/x/y cannot be used \(Permission denied\): let this user read",
+        ),
         *(
             (
                 OSError(number, os.strerror(number), "/x/y"),
