@@ -26,7 +26,7 @@ from tests.node.lab import CODEC, NUMEL, OUTER, Lab, in_lab, peer
 
 from farflung.compression.policy import uniform
 from farflung.compression.registry import parse_codec
-from farflung.node.catchup import FOLLOWED_ROUNDS
+from farflung.node.catchup import FOLLOWED_ROUNDS, VERSIONS_AHEAD
 from farflung.node.disk import KEPT_ROUNDS
 from farflung.node.network import PeerId
 from farflung.node.statesync import Download
@@ -306,6 +306,30 @@ def test_a_member_that_is_too_far_behind_downloads_and_keeps_its_progress() -> N
         assert late.trainer.progress.steps == 2 and not late.named("progress.dropped")
 
     in_lab(3, main)
+
+
+def test_who_is_ahead_of_the_history_that_we_know_is_not_asked_yet_and_not_accused() -> None:
+    """Who comes back is told the history piece by piece, and took for liars all who were at its end meanwhile."""
+
+    async def main(lab: Lab) -> None:
+        one, late = (Applying(lab, n) for n in lab.nodes)
+        history = await founded(one, late)
+        for version in range(1, VERSIONS_AHEAD + 2):
+            history.append(round_after(history[-1].commit))
+            await hold(one.node, version)
+            await one.take(history[-1])
+        late.hears(one)
+        catchup = late.applier._catchup
+        download = lab.group.create_task(catchup.download(0))
+        await asyncio.sleep(5.0)
+        assert catchup.under_way is not None and not catchup.under_way.have and late.node.errors == []
+        for certified in history[2:]:
+            late.member.history.append(certified)
+        async with asyncio.timeout(10.0):
+            assert await download == VERSIONS_AHEAD + 1
+        assert late.digest == expected(VERSIONS_AHEAD + 1) and late.node.errors == []
+
+    in_lab(2, main)
 
 
 def test_a_jump_over_a_round_onto_a_change_of_view_downloads_the_state() -> None:
