@@ -16,6 +16,9 @@ from farflung.protocol.naming import check_name
 from farflung.protocol.types import LABEL
 from farflung.training.methods import DEFAULT
 
+DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d|:[1-9]\d)?")
+"""torch knows more kinds, and nothing here is made for them."""
+
 DTYPES = ("auto", "bf16", "fp32")
 
 
@@ -182,7 +185,7 @@ class JoinOptions:
         _label("--region", self.region)
         _label("--owner", self.owner)
         _port(self.port)
-        _dtype(self.dtype)
+        _compute(self.device, self.dtype)
         _save_memory(self.save_memory)
 
 
@@ -210,7 +213,7 @@ class DoctorOptions:
 
     def __post_init__(self) -> None:
         _positive(memory=self.memory_gb, vocab_size=self.vocab_size, batch=self.batch)
-        _dtype(self.dtype)
+        _compute(self.device, self.dtype)
         _save_memory(self.save_memory)
 
 
@@ -246,7 +249,7 @@ class EvalOptions:
     """Replaces all folders."""
 
     def __post_init__(self) -> None:
-        _dtype(self.dtype)
+        _compute(self.device, self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,7 +269,7 @@ class SampleOptions:
     """Replaces all folders."""
 
     def __post_init__(self) -> None:
-        _dtype(self.dtype)
+        _compute(self.device, self.dtype)
 
 
 def number_or_auto(flag: str, text: str | None) -> int | Literal["auto"] | None:
@@ -289,7 +292,9 @@ def _label(flag: str, text: str) -> None:
         raise ConfigError(f"{flag} has up to {MAX_LABEL} of a-z, 0-9, '.', '_' and '-', as eu-west, not {text!r}")
 
 
-def _dtype(dtype: str) -> None:
+def _compute(device: str, dtype: str) -> None:
+    if not DEVICE.fullmatch(device):
+        raise ConfigError(f"--device {device!r}: give auto, cpu, cuda, cuda:N or mps")
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
 

@@ -22,7 +22,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report, the logs and the exported model.")] = Path(
         "farflung-demo"
     ),
-    minutes: Annotated[float, typer.Option(callback=finite, help="About how long it may take.")] = 5.0,
+    minutes: Annotated[float, typer.Option(min=1.0, callback=finite, help="About how long it may take.")] = 5.0,
     as_json: Json = False,
 ) -> None:
     """Train with six real nodes on this machine, kill one on the way, and report."""

@@ -31,6 +31,7 @@ SWARM = "ab" * 32
 PEER = "12" * 32
 FULL_NAME = "alpha@abcdefghijkl"
 HEAVY = ("torch", "hivemind", "matplotlib", "cryptography", "numpy", "farflung.node.daemon")
+NO_DEVICES = ("abacus", "meta", "xpu", "hpu:0", "cuda:x")
 EVENTS: list[dict[str, Any]] = [
     {"time": 50.0, "event": "node.state", "state": "training", "reason": ""},
     {"time": 51.0, "event": "round.missed", "round": 4, "reason": "two seconds late"},
@@ -254,6 +255,8 @@ def test_no_node_is_one_line_and_exit_code_2(home: Path, command: str) -> None:
         (["create", "x", "--inner-steps", "some"], "--inner-steps must be a whole number or auto, not 'some'"),
         (["create", "x", "--delay-steps", "-1"], "--delay-steps must be a whole number or auto, not '-1'"),
         (["create", "x", "--port", "70000"], "--port must be between"),
+        *((["join", "x", "--device", bad], f"--device '{bad}': give auto, cpu, cuda") for bad in NO_DEVICES),
+        *(([word, "--device", "cuda:x"], "--device 'cuda:x': give") for word in ("doctor", "eval", "sample")),
         (["join", "x", "--dtype", "int4"], "--dtype must be one of auto, bf16, fp32"),
         (["join", "x", "--up-mbps", "nan"], "--up-mbps must be above 0"),
         (["join", "x", "--region", "eu west"], "--region has up to 32 of a-z"),
