@@ -4,7 +4,6 @@ What is wrong with a message is found here anew, by what the envelope says and t
 the next one does. A message of a member in order, which attackers send as well, is nobody's harm.
 """
 
-import asyncio
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farflung.node.events import Event
+from farflung.node.peer import Peer
 from farflung.node.refusals import MOST, STRETCH_S
 from farflung.protocol import messages
 from farflung.protocol.envelope import Envelope
@@ -33,8 +33,8 @@ class Harm:
 
     swarm: Swarm
     violate: Callable[[int, str], None]
-    _heard: dict[int, tuple[asyncio.Task[None], OrderedDict[bytes, None]]] = field(default_factory=dict)
-    """By receiver, its process, and what that has heard."""
+    _heard: dict[int, tuple[Peer | None, OrderedDict[bytes, None]]] = field(default_factory=dict)
+    """By receiver, its node, and what that has heard: who is started again, or begins anew with another group, is another node, and remembers nothing."""
     _refused_at: defaultdict[int, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=MOST)))
     """By receiver, when it told of its last refusals, seconds of the simulation's clock: of more in a minute it tells nothing."""
     _open: tuple[int, PeerId, str] | None = None
@@ -86,10 +86,10 @@ class Harm:
             return "a message with a forged signature"
         except RemoteError:
             return "a message that is none"
-        process = self.swarm.tasks[index]
+        peer = self.swarm.peers.get(index)
         known = self._heard.get(index)
-        heard = known[1] if known is not None and known[0] is process else OrderedDict[bytes, None]()
-        self._heard[index] = process, heard
+        heard = known[1] if known is not None and known[0] is peer else OrderedDict[bytes, None]()
+        self._heard[index] = peer, heard
         if data in heard:
             return "a message that it has had before"
         heard[data] = None

@@ -3,13 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import msgspec
 import pytest
 import torch
 
-from farflung.protocol import envelope, planning, proposer
+from farflung.protocol import envelope, messages, planning, proposer
 from farflung.protocol.effects import Send
 from farflung.protocol.envelope import Envelope, Opener
 from farflung.protocol.errors import RemoteError
@@ -20,6 +21,7 @@ from farflung.protocol.participation import Participation
 from farflung.protocol.replay import ReplayGuard
 from farflung.sims.attacks import Attack, Backwards
 from farflung.sims.churn import make_schedule
+from farflung.sims.harm import Harm
 from farflung.sims.scenario import SHIPPED, Scenario, load_scenario
 from farflung.sims.scenario_plan import key_seeds, prepare
 from farflung.sims.simulation import Report, simulate
@@ -92,6 +94,31 @@ def test_whoever_believes_an_attacker_is_caught(
     broken(monkeypatch)
     found = attacked(attack, seconds=90.0)[0].violations
     assert found and all(one.startswith("invariant 8:") and one.endswith(said) for one in found)
+
+
+def test_who_begins_anew_with_another_group_has_had_no_message_before() -> None:
+    """In the same process: what the node before it has heard it cannot know."""
+    attacker, swarm, found = Ed25519Signer(b"a" * 32), b"s" * 32, list[str]()
+    honest, outfit = b"h" * 32, SimpleNamespace(terms=SimpleNamespace(settings=SimpleNamespace(swarm=swarm)))
+    stage = SimpleNamespace(
+        attackers={attacker.peer_id},
+        numbers={honest: 0, attacker.peer_id: 1},
+        hub=SimpleNamespace(now=lambda: 9.0, unix_time=lambda peer: 1000.0),
+        outfit=outfit,
+        tasks={0: object()},
+        peers={0: object()},
+    )
+    harm = Harm(cast(Any, stage), lambda which, detail: found.append(detail))
+    goodbye = messages.Goodbye("for now")
+    sealed = envelope.seal(attacker, swarm, messages.tag(goodbye), 1, 1030.0, messages.encode(goodbye))
+    for alarms in (0, 1):
+        harm.arrives(attacker.peer_id, honest, sealed)
+        harm.look()
+        assert len(found) == alarms
+    stage.peers[0] = object()
+    harm.arrives(attacker.peer_id, honest, sealed)
+    harm.look()
+    assert len(found) == 1
 
 
 @pytest.mark.thorough
