@@ -281,16 +281,19 @@ class Catchup:
     def _donors(self, download: Download) -> list[PeerId]:
         """Everybody alive who holds a state that we can judge, beginning at a place of our own so that newcomers do not all ask the same."""
         members = self._member.membership
-        holders = {
-            p: beat.version
-            for p in members.live(members.known())
-            if p not in download.distrusted and (beat := members.heartbeat(p)) is not None and beat.digest
-        }
-        if not holders:
-            download.distrusted.clear()  # better the doubtful than nobody; what they give is checked all the same
         # Who was away for long is told the history piece by piece: until it is here a chunk of its end would only be thrown away.
         newest = self._member.head.commit.version + VERSIONS_AHEAD
-        return self._from_us_on(p for p, version in holders.items() if version <= newest)
+        holders = [
+            p
+            for p in members.live(members.known())
+            if p not in download.distrusted
+            and (beat := members.heartbeat(p)) is not None
+            and beat.digest
+            and beat.version <= newest
+        ]
+        if not holders:
+            download.distrusted.clear()  # better the doubtful than nobody; what they give is checked all the same
+        return self._from_us_on(holders)
 
     def _sources(self, download: Download) -> Sources:
         """Whom to ask now."""

@@ -23,6 +23,7 @@ from tests.node.applying import (
     train,
 )
 from tests.node.lab import CODEC, NUMEL, OUTER, Lab, in_lab, peer
+from tests.protocol.bus import beat
 
 from farflung.compression.policy import uniform
 from farflung.compression.registry import parse_codec
@@ -330,6 +331,24 @@ def test_who_is_ahead_of_the_history_that_we_know_is_not_asked_yet_and_not_accus
         assert late.digest == expected(VERSIONS_AHEAD + 1) and late.node.errors == []
 
     in_lab(2, main)
+
+
+def test_who_says_that_it_is_far_ahead_does_not_keep_the_only_donor_distrusted() -> None:
+    """Who it is that has given something wrong, or of a version that never came, is asked again where there is nobody else."""
+
+    async def main(lab: Lab) -> None:
+        one, late, liar = (Applying(lab, n) for n in lab.nodes)
+        await founded(one, late)
+        late.hears(one)
+        now = asyncio.get_running_loop().time()
+        late.member.membership.heard(liar.node.id, now, beat(height=1, version=1 << 40, digest=b"?" * 32))
+        download = Download(late.node.learner.outer.num_chunks, distrusted={one.node.id})
+        late.applier._catchup._download = download
+        async with asyncio.timeout(10.0):
+            assert await late.applier._catchup.download(0) == 0
+        assert set(download.source.values()) == {one.node.id} and late.node.errors == []
+
+    in_lab(3, main)
 
 
 def test_a_jump_over_a_round_onto_a_change_of_view_downloads_the_state() -> None:
