@@ -156,7 +156,7 @@ class Applier:
             self._keeps_later = held is not None
             self.height, self.version = place.height, place.version
             self._exchange.in_flight = place.in_flight
-            self._trainer.progress = Progress(place.trained, place.steps, restored=place.steps)
+            self._trainer.progress = Progress(place.trained, place.steps, restored=place.steps, missed=place.missed)
             self._trainer.version = place.version
         elif self._initial_is_genesis and self._founded(history):
             self.height, self.version = 0, history[0].commit.version
@@ -480,7 +480,8 @@ class Applier:
         on_disk = await self._aside(self._storage.plans_with_means)
         async with self._trainer.busy:
             progress = self._trainer.progress
-            place = Place(self.height, self.version, progress.trained, progress.steps, self._exchange.in_flight)
+            in_flight, missed = self._exchange.in_flight, progress.missed
+            place = Place(self.height, self.version, progress.trained, progress.steps, in_flight, missed)
             ahead = [c.commit for c in self._member.history if c.commit.height > self.height]
             needed = self._means_kept.needed() | {c.round.plan for c in ahead if c.round is not None}
             drop = on_disk - {plan[:PLAN_BYTES] for plan in needed}

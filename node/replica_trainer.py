@@ -29,13 +29,11 @@ class ReplicaTrainer(Trainer):
         self._whole = learner
         self._passed: set[int] = set()
         """Samples of such steps that are in our window."""
-        self._missed = 0
-        """Steps of `progress` in the place of which stand laps of the swarm that have ended without them: the run counts those, and not ours once more."""
 
     @property
     def global_step(self) -> int:
-        """Those of all rounds, and ours since."""
-        return self.counted_steps + self.progress.steps - self._missed
+        """Those of all rounds, and ours since, but for what laps that missed us stand for."""
+        return self.counted_steps + self.progress.steps - self.progress.missed
 
     def _is_ready(self) -> bool:
         """When a round is due; and with whatever there is when no samples are left, for only a round brings more."""
@@ -112,8 +110,6 @@ class ReplicaTrainer(Trainer):
         """See `Trainer.count`."""
         counted = split(self.progress.trained, samples)[0]
         super().count(samples)
-        if samples:
-            self._missed = 0
         # In laps of a few steps all of them may have been passed over, round after round.
         if not self._passed.issuperset(n for start, stop in counted for n in range(start, stop)):
             self._diverged = 0
@@ -123,15 +119,11 @@ class ReplicaTrainer(Trainer):
         lap = commit.steps - self.counted_steps
         stays = super().settle(commit, version, contributed_samples)
         if not contributed_samples:
-            self._missed = min(self._missed + lap, self.progress.steps)
+            progress = self.progress
+            progress.missed = min(progress.missed + lap, progress.steps)
             if self._trains_on:
-                # A lap has ended since the checkpoint, and what that brought goes into the next round when it is due: with steps to a whole lap of ours
+                # A lap has ended without what the checkpoint brought, which goes into the next round when it is due: with steps to a whole lap of ours
                 # it would be due at once, when the others have only begun theirs.
-                self._offered_steps = max(self._offered_steps, min(self._missed, self.progress.restored))
+                self._offered_steps = max(self._offered_steps, min(progress.missed, progress.restored))
         self._passed = {n for n in self._passed if any(start <= n < stop for start, stop in self.window)}
         return stays
-
-    def drop(self) -> None:
-        """See `Trainer.drop`."""
-        self._missed = 0
-        super().drop()

@@ -86,6 +86,8 @@ class Place(Struct, frozen=True, array_like=True):
     """Inner steps of that progress."""
     in_flight: bytes
     """Plan to which its last pseudo-gradient went; empty when none is in flight."""
+    missed: int = 0
+    """Of the steps, those in the place of which laps have ended without them (`Progress`)."""
 
 
 @dataclass(frozen=True, slots=True)

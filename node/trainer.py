@@ -63,6 +63,8 @@ class Progress:
     """When this interval of training began."""
     restored: int = 0
     """Of the steps, those that a checkpoint brought."""
+    missed: int = 0
+    """And those in the place of which stand laps of the swarm that have ended without them: the run counts those, and not ours once more. Not of a pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

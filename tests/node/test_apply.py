@@ -4,10 +4,13 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.node.applying import (
     PACE,
+    RULES,
+    SWARM,
     Applying,
     change,
     expected,
@@ -22,6 +25,8 @@ from tests.node.lab import PLAN_ID, Lab, Node, accept, in_lab
 
 from farflung.node.apply import CHECKPOINT_AGAIN_S
 from farflung.node.trainer import Progress
+from farflung.protocol import chain
+from farflung.protocol.chain import Certified
 from farflung.protocol.errors import DiskFull
 from farflung.sims.toy import VirtualDoor
 
@@ -300,6 +305,31 @@ def test_steps_since_the_last_round_are_counted_after_a_restart_as_before() -> N
         assert again.trainer.progress.steps == 1 and again.trainer.global_step == PACE.laps.least + 1
 
     in_lab(1, main)
+
+
+def test_steps_that_a_round_has_missed_are_known_as_such_after_a_restart() -> None:
+    """Else the learning rate counted them and the lap in their place, and they were to be offered at once, as a lap that is due."""
+
+    async def main(lab: Lab) -> None:
+        one = Applying(lab, lab.nodes[0])
+        history = [genesis(), change(genesis().commit, 0, 1)]
+        await one.start(history)
+        train(one, *range(2 * PACE.laps.least))
+        both = round_after(history[-1].commit).commit.round
+        assert both is not None
+        result = msgspec.structs.replace(both, contributors=both.contributors[1:])
+        view = history[-1].commit.view
+        moved = chain.successor(SWARM, history[-1].commit, RULES, view=view, left=(), result=result)
+        history.append(Certified(moved, 0, ()))
+        await hold(one.node, 1)
+        await one.take(history[-1])
+        assert one.trainer.global_step == PACE.laps.least
+        await one.applier.save_place()
+        again = restarted(lab, one)
+        await again.start(history)
+        assert again.trainer.progress.steps == PACE.laps.least and again.trainer.global_step == PACE.laps.least
+
+    in_lab(2, main)
 
 
 def test_means_that_arrive_while_a_checkpoint_is_written_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,20 @@ def test_what_a_checkpoint_brought_makes_no_round_due_after_a_lap_that_missed_it
     run(main, window=40, delay_steps=delay_steps)
 
 
+def test_who_is_started_again_after_its_round_was_missed_offers_when_the_next_is_due() -> None:
+    """Its checkpoint is of after that round, and no lap has ended since."""
+
+    async def main(lab: Lab) -> None:
+        lab.trainer.progress = Progress(((0, 6),), 3, restored=3, missed=3)
+        lab.trainer.counted_steps = 3
+        assert settle(lab, holding((0, 40)), 1, 0)
+        assert lab.trainer.global_step == 3
+        await asyncio.sleep(30.0)
+        assert [r.samples for r in lab.ready] == [12]
+
+    run(main, window=40, delay_steps=2)
+
+
 def test_what_a_checkpoint_brought_comes_into_the_round_that_is_due() -> None:
     async def main(lab: Lab) -> None:
         lab.trainer.progress = Progress(((0, 6),), 3, restored=3)
