@@ -13,11 +13,11 @@ from farflung.protocol.lap import CALM, Took
 from farflung.protocol.membership import TRAINING_STATES, Membership
 from farflung.protocol.messages import Heartbeat
 from farflung.protocol.rhythm import Offer, Runner
-from farflung.protocol.settings import Settings
+from farflung.protocol.settings import RECENT_ROUNDS, Settings
 from farflung.protocol.sharing import Link
 
-WIDTHS_FROM = 128
-"""Rounds back from which it is learnt what each fragment more takes. Links may have changed since earlier ones."""
+LEARNT_FROM = 128
+"""Rounds back from which it is learnt how long those of one or of several take, and what each fragment more does. Links may have changed since earlier ones."""
 
 
 @dataclass(slots=True)
@@ -38,10 +38,12 @@ class Tempo:
         return [r.seconds_ms / 1000.0 for r in self.history.recent_rounds()]
 
     def rounds_as_wide_s(self, numel: int, *, alone: bool) -> list[float]:
-        """The same if they had moved so many elements, as much longer, at the most, as that is more; of those that were of somebody alone, or not, as `alone` says."""
+        """The same if they had moved so many elements, as much longer, at the most, as that is more; of those that were of somebody alone, or not, as `alone` says,
+        however many of the other kind are newer: what is known of several is not forgotten while one of them is away, or sends nothing.
+        """
         fragments = self._fragments(numel)
-        recent = [self._took(r) for r in self.history.recent_rounds() if _is_of_one(r) == alone]
-        return [took.seconds * max(1.0, fragments / took.fragments) for took in recent]
+        recent = self._rounds(alone=alone)[:RECENT_ROUNDS]
+        return [took.seconds * max(1.0, fragments / took.fragments) for took in map(self._took, recent)]
 
     def usual_round_s(self) -> float:
         """The median of those; 0 before there was a round."""
@@ -52,8 +54,11 @@ class Tempo:
         """How long the newest rounds took and how many fragments they moved, newest first: `newest`, which is not in the history yet, and those before that were
         of somebody alone, or not, as that is. Who is alone waits for nobody, and nothing is to be learnt from that for several, or the other way round.
         """
-        before = self.history.recent_rounds(WIDTHS_FROM)
-        return [self._took(r) for r in (newest, *before) if _is_of_one(r) == _is_of_one(newest)]
+        return [self._took(r) for r in (newest, *self._rounds(alone=_is_of_one(newest)))]
+
+    def _rounds(self, *, alone: bool) -> list[RoundResult]:
+        """Those that were of somebody alone, or not, newest first."""
+        return [r for r in self.history.recent_rounds(LEARNT_FROM) if _is_of_one(r) == alone]
 
     def _took(self, result: RoundResult) -> Took:
         return Took(result.seconds_ms / 1000.0, self.moved(result))

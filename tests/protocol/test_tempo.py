@@ -7,6 +7,7 @@ from tests.protocol.alone import IDS, RULES
 
 from farflung.protocol import chain
 from farflung.protocol.chain import Contribution, RoundResult
+from farflung.protocol.settings import RECENT_ROUNDS
 from farflung.protocol.tempo import Tempo
 
 ALL = RULES.rules.numel
@@ -23,7 +24,7 @@ def took(num: int, seconds: float, numel: int = ALL) -> RoundResult:
 
 
 def tempo(*rounds: RoundResult) -> Tempo:
-    history = SimpleNamespace(recent_rounds=lambda most=8: [*rounds][:most])
+    history = SimpleNamespace(recent_rounds=lambda most=RECENT_ROUNDS: [*rounds][:most])
     return Tempo(RULES, cast(Any, None), cast(Any, history), cast(Any, None))
 
 
@@ -32,6 +33,12 @@ def test_deadlines_of_several_learn_nothing_from_rounds_of_somebody_alone() -> N
     assert tempo(took(1, 0.3), took(1, 0.2)).rounds_as_wide_s(ALL, alone=False) == []
     assert tempo(took(1, 0.3), took(3, 20.0)).rounds_as_wide_s(ALL, alone=False) == [20.0]
     assert tempo(took(1, 0.3), took(3, 20.0)).rounds_as_wide_s(ALL, alone=True) == [0.3]
+
+
+def test_what_is_known_of_several_outlasts_rounds_that_only_one_of_them_came_into() -> None:
+    """Else each of the next would wait for the longest that there is."""
+    rounds = tempo(*[took(1, 0.3)] * (2 * RECENT_ROUNDS), *[took(2, 20.0)] * (2 * RECENT_ROUNDS))
+    assert rounds.rounds_as_wide_s(ALL, alone=False) == [20.0] * RECENT_ROUNDS
 
 
 def test_rounds_that_moved_less_would_have_taken_as_much_longer() -> None:
