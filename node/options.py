@@ -185,7 +185,7 @@ class JoinOptions:
         _label("--region", self.region)
         _label("--owner", self.owner)
         _port(self.port)
-        _compute(self.device, self.dtype)
+        _runtime(self.device, self.dtype)
         _save_memory(self.save_memory)
 
 
@@ -213,7 +213,7 @@ class DoctorOptions:
 
     def __post_init__(self) -> None:
         _positive(memory=self.memory_gb, vocab_size=self.vocab_size, batch=self.batch)
-        _compute(self.device, self.dtype)
+        _runtime(self.device, self.dtype)
         _save_memory(self.save_memory)
 
 
@@ -249,7 +249,7 @@ class EvalOptions:
     """Replaces all folders."""
 
     def __post_init__(self) -> None:
-        _compute(self.device, self.dtype)
+        _runtime(self.device, self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,7 +269,7 @@ class SampleOptions:
     """Replaces all folders."""
 
     def __post_init__(self) -> None:
-        _compute(self.device, self.dtype)
+        _runtime(self.device, self.dtype)
 
 
 def number_or_auto(flag: str, text: str | None) -> int | Literal["auto"] | None:
@@ -292,7 +292,7 @@ def _label(flag: str, text: str) -> None:
         raise ConfigError(f"{flag} has up to {MAX_LABEL} of a-z, 0-9, '.', '_' and '-', as eu-west, not {text!r}")
 
 
-def _compute(device: str, dtype: str) -> None:
+def _runtime(device: str, dtype: str) -> None:
     if not DEVICE.fullmatch(device):
         raise ConfigError(f"--device {device!r}: give auto, cpu, cuda, cuda:N or mps")
     if dtype not in DTYPES:

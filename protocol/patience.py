@@ -109,8 +109,9 @@ def _is_needed_in(s: Waiting, view: Collection[PeerId], now: float) -> bool:
 def _later_ballot(s: Waiting, peer: PeerId) -> int | None:
     """At which ballot of our height another member is, if that is a later one than ours."""
     beat = s.membership.heartbeat(peer)
-    is_later = beat is not None and beat.height == s.head.commit.height and beat.ballot > s.acceptor.ballot
-    return beat.ballot if beat is not None and is_later else None
+    if beat is None or beat.height != s.head.commit.height or beat.ballot <= s.acceptor.ballot:
+        return None
+    return beat.ballot
 
 
 def _anything_to_decide(s: Waiting, now: float) -> bool:

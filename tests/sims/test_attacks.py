@@ -105,7 +105,6 @@ def test_who_begins_anew_with_another_group_has_had_no_message_before() -> None:
         numbers={honest: 0, attacker.peer_id: 1},
         hub=SimpleNamespace(now=lambda: 9.0, unix_time=lambda peer: 1000.0),
         outfit=outfit,
-        tasks={0: object()},
         peers={0: object()},
     )
     harm = Harm(cast(Any, stage), lambda which, detail: found.append(detail))

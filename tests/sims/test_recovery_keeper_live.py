@@ -93,6 +93,25 @@ def test_a_lost_stage_is_almost_as_it_was(begun: tuple[Pipeline, Live]) -> None:
     assert keeper.rungs == {"shadow": 2}
 
 
+def gives(source: Node, sent: Refresh) -> None:
+    """Whoever asks a peer of stage 1 for a shadow of it gets `sent`."""
+
+    async def hand_over(to: PeerId, request: ShadowRequest) -> Refresh:
+        return sent
+
+    serve_shelf(
+        source.network,
+        source.shelf,
+        lambda peer: True,
+        pytest.fail,
+        roll=source.roll,
+        side=DOOR,
+        log=EventLog(None, swarm="s", peer="p"),
+        stage=1,
+        own=hand_over,
+    )
+
+
 def holder_of(keeper: Live, stage: int) -> Node:
     """Who has the shadow of a stage of the swarm."""
     [holder] = [node for node in keeper._nodes if stage in node.shelf.shadows]
@@ -188,21 +207,7 @@ def test_what_is_no_refresh_is_refused(begun: tuple[Pipeline, Live], sent: Refre
     _, keeper = begun
     source, holder = keeper._nodes[1], keeper._nodes[3]
     whole = FIRST.encode(source.learner.local_params())
-
-    async def lies(to: PeerId, request: ShadowRequest) -> Refresh:
-        return Refresh(base=b"x" * 32, step=3, payload=bytes(whole)) if sent is None else sent
-
-    serve_shelf(
-        source.network,
-        source.shelf,
-        lambda peer: True,
-        pytest.fail,
-        roll=source.roll,
-        side=DOOR,
-        log=EventLog(None, swarm="s", peer="p"),
-        stage=1,
-        own=lies,
-    )
+    gives(source, sent or Refresh(base=b"x" * 32, step=3, payload=bytes(whole)))
     with pytest.raises(Refused, match=why) as caught:
         ask(keeper, holder, source, None)
     assert caught.value.peer == source.id
@@ -217,21 +222,7 @@ def test_numbers_that_could_not_be_handed_on_are_no_shadow(begun: tuple[Pipeline
     sent = Refresh(base=empty(source.recipe.own.num_parameters).name, step=3, payload=bytes(payload))
     with pytest.raises(CodecError):
         handed_over(applied(empty(source.recipe.own.num_parameters), sent, FIRST), WHOLE)
-
-    async def hostile(to: PeerId, request: ShadowRequest) -> Refresh:
-        return sent
-
-    serve_shelf(
-        source.network,
-        source.shelf,
-        lambda peer: True,
-        pytest.fail,
-        roll=source.roll,
-        side=DOOR,
-        log=EventLog(None, swarm="s", peer="p"),
-        stage=1,
-        own=hostile,
-    )
+    gives(source, sent)
     with pytest.raises(Refused, match="not a shadow of stage 1") as caught:
         ask(keeper, holder, source, None)
     assert caught.value.peer == source.id
