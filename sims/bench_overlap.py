@@ -296,11 +296,15 @@ def run_overlap(
         for mbit_s in links if refused is None else ():
             measured: list[OverlapFigures] = []
             for method in methods_of(task.inner_steps):
+                case = f"{mbit_s:.0f} Mbit/s, {method.name}"
 
-                def say(text: str, of: str = f"{mbit_s:.0f} Mbit/s, {method.name}") -> None:
+                def say(text: str, of: str = case) -> None:
                     shown.update(bar, description=f"{of}: {text}")
 
-                measured.append(measure_overlap(method, mbit_s, task, progress=say))
+                try:
+                    measured.append(measure_overlap(method, mbit_s, task, progress=say))
+                except BenchError as error:
+                    raise BenchError(f"{case}: {error}") from error
             rows += _rows(measured)
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
